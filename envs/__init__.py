@@ -1,0 +1,1 @@
+"""Environment packages and the workers that host them; knows nothing of models."""

@@ -1,0 +1,1 @@
+"""From an environment and an engine to a better adapter."""
