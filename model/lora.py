@@ -1,0 +1,96 @@
+"""The adapter bank: K LoRA adapters (arXiv 2106.09685) as one set of arrays, chosen by a mask.
+
+`((x @ [A_1 .. A_K]) * mask) @ [B_1; ..; B_K]` serves training with one adapter, mixtures and one choice per token alike: no weights are
+gathered per token, and K*R stays a small multiple of a matrix unit. Slot 0 of a routing decision is the base, slot k + 1 is adapter k.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from model.config import PROJECTIONS, Config
+from model.matmul import dense
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AdapterBank:
+    """a: {projection: [L, K, in, R]}, b: {projection: [L, K, R, out]}, scale[K] = alpha / rank, which no gradient reaches.
+
+    A step trains the factors: `jax.grad(lambda factors: loss(bank.replace_factors(factors)))(bank.factors)`.
+    """
+
+    a: dict[str, jax.Array]
+    b: dict[str, jax.Array]
+    scale: jax.Array
+
+    @property
+    def factors(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        return self.a, self.b
+
+    def replace_factors(self, factors: tuple[dict[str, jax.Array], dict[str, jax.Array]]) -> AdapterBank:
+        return AdapterBank(*factors, self.scale)
+
+    @property
+    def size(self) -> int:
+        """K, the number of adapters."""
+        return self.scale.shape[0]
+
+    @property
+    def rank(self) -> int:
+        return next(iter(self.a.values())).shape[-1]
+
+
+def init_bank(config: Config, k: int, rank: int, alpha: float, rng: jax.Array, dtype: jnp.dtype = jnp.float32) -> AdapterBank:
+    """K adapters that do nothing yet: A normal with variance 1 / in, B zero."""
+    layers, a, b = config.num_hidden_layers, {}, {}
+    for key, (name, (width, out)) in zip(jax.random.split(rng, len(PROJECTIONS)), config.widths().items(), strict=True):
+        a[name] = jax.random.normal(key, (layers, k, width, rank), dtype) * width**-0.5
+        b[name] = jnp.zeros((layers, k, rank, out), dtype)
+    return AdapterBank(a, b, jnp.full((k,), alpha / rank, jnp.float32))
+
+
+def stack_banks(banks: Sequence[AdapterBank]) -> AdapterBank:
+    """One bank of all adapters in order; smaller ranks are padded with zeros, which changes no product."""
+    rank = max(bank.rank for bank in banks)
+
+    def pad(x: jax.Array, axis: int) -> jax.Array:
+        return jnp.pad(x, [(0, rank - x.shape[axis] if i == axis else 0) for i in range(4)])
+
+    names = banks[0].a
+    if any(bank.a.keys() != names.keys() for bank in banks):
+        raise ValueError(f"banks adapt different projections: {[sorted(bank.a) for bank in banks]}")
+    return AdapterBank(
+        {name: jnp.concatenate([pad(bank.a[name], 3) for bank in banks], axis=1) for name in names},
+        {name: jnp.concatenate([pad(bank.b[name], 2) for bank in banks], axis=1) for name in names},
+        jnp.concatenate([bank.scale for bank in banks]),
+    )
+
+
+def slice_bank(bank: AdapterBank, k: int) -> AdapterBank:
+    """The bank of adapter `k` alone."""
+    if not 0 <= k < bank.size:
+        raise IndexError(f"adapter {k} of a bank of {bank.size}")
+    a, b = ({name: x[:, k : k + 1] for name, x in factors.items()} for factors in bank.factors)
+    return AdapterBank(a, b, bank.scale[k : k + 1])
+
+
+def rank_mask(weights: jax.Array, bank_scale: jax.Array, rank: int) -> jax.Array:
+    """Slot weights [..., S] -> [..., K * R]: what each rank dimension of the bank is multiplied by."""
+    return jnp.repeat(weights[..., 1:] * jax.lax.stop_gradient(bank_scale), rank, axis=-1)
+
+
+def delta(x: jax.Array, a: jax.Array, b: jax.Array, mask: jax.Array) -> jax.Array:
+    """What the bank adds to one projection of one layer: x[B, T, in], a[K, in, R], b[K, R, out], mask[B | 1, T | 1, K * R] -> [B, T, out]."""
+    k, width, rank = a.shape
+    inner = dense(x, jnp.swapaxes(a, 0, 1).reshape(width, k * rank))
+    return dense(inner * mask.astype(inner.dtype), b.reshape(k * rank, -1))
+
+
+def count_adapter_parameters(config: Config, rank: int) -> int:
+    """Parameters of one adapter on all projections, without making any."""
+    return config.num_hidden_layers * rank * sum(width + out for width, out in config.widths().values())
