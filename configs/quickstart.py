@@ -1,0 +1,27 @@
+"""A tiny Qwen3 agent learns what it lacks at a customer-service desk: the four steps and the evaluation.
+
+Command:   trace-jax run --config=quickstart --workdir=trace-run
+Hardware:  two CPU cores, 4 GB of memory
+"""
+
+from trace_jax.config import Config, EvaluationSection, RolloutSection, SynthesisSection, TrainSection
+
+
+def get_config() -> Config:
+    return Config(
+        name="quickstart",
+        rollout=RolloutSection(lanes=64, context=320, max_tokens=64),
+        synthesis=SynthesisSection(calibration_seeds=40, calibration_rollouts=8),
+        train=TrainSection(
+            rank=8,
+            alpha=16.0,  # scale 2
+            learning_rate=4e-3,
+            iterations=24,
+            groups=8,
+            group_size=8,
+            adam_b2=0.95,
+            warmup_steps=4,
+            stop_reward=0.97,
+        ),
+        evaluation=EvaluationSection(tasks=400, temperature=0.7),
+    )

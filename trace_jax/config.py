@@ -1,0 +1,429 @@
+"""The configuration of a run: typed, documented field by field, and checked in full before any weight loads.
+
+A config is a Python file with `get_config() -> Config`, named (`--config=quickstart`, a file in `configs/`) or given as a path. One field
+is overridden with `--config.train.rank=16`; the value is read by the field's annotation. An unknown key is an error that names the
+nearest known one. Configs are immutable: write `dataclasses.replace(base, seed=1)`.
+"""
+
+import dataclasses
+import difflib
+import functools
+import json
+import math
+import pathlib
+import re
+import runpy
+import traceback
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, Self
+
+from trace_jax.errors import InputError
+
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+ROOT = _PACKAGE.parent  # the checkout, or the folder that the wheel was installed into
+
+
+def field(default: Any, help: str, allowed: str | tuple = "", *, changes: bool = False):
+    """A config field.
+
+    Args:
+      help: one sentence, shown by `trace-jax <command> --help`.
+      allowed: an interval of numbers such as `"(0, 1]"` or `"[1, inf)"`, or a tuple of choices; for a tuple field, of its items.
+      changes: a run may go on with another value, since what is already in the workdir stays right.
+    """
+    metadata = {"help": help, "allowed": allowed, "changes": changes}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+section = functools.partial(dataclasses.dataclass, frozen=True, kw_only=True)
+
+
+@section()
+class ModelSection:
+    """The base agent."""
+
+    path: str = field(
+        "envs/desk/checkpoint", "Hugging Face folder of the base model; what ships with trace-jax is found by its relative path"
+    )
+    dtype: str = field("float32", "type of the frozen weights", ("float32", "bfloat16"))
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """The folder of the base model. What ships with trace-jax comes first, so that a folder `envs` of the user's does not hide it.
+
+        Raises:
+          InputError: there is no model in it.
+        """
+        path = pathlib.Path(self.path).expanduser()
+        found = next((folder for folder in (ROOT / path, path.absolute()) if (folder / "config.json").is_file()), None)
+        if found is None:
+            raise InputError(f"config field 'model.path': no config.json in {path.absolute()}; give a Hugging Face model folder")
+        return found
+
+
+@section()
+class TargetSection:
+    """The environment that the agent is to become good at."""
+
+    package: str = field("desk", "built-in package, or the folder of one")
+    train_tasks: int = field(40, "size of the fixed train split, which capabilities are mined from", "[1, inf)")
+    heldout_tasks: int = field(400, "size of the held-out split, used by the evaluation alone", "[1, inf)")
+    knobs: dict[str, Any] = field({}, "difficulty knobs, as JSON; the package's own defaults for those left out")
+
+
+@section()
+class RolloutSection:
+    """How episodes are sampled."""
+
+    engine: str = field("jax", "what samples the tokens", ("jax",))
+    lanes: int = field(64, "episodes decoded at once", "[1, inf)", changes=True)
+    context: int = field(320, "tokens of one episode, all turns together", "[16, inf)")
+    max_tokens: int = field(64, "tokens of one turn", "[1, inf)")
+    temperature: float = field(1.0, "sampling temperature of diagnosis and training; the trainer divides its logits by it", "(0, inf)")
+    workers: int = field(1, "processes that host the environments", "[1, inf)", changes=True)
+    max_turns: int | None = field(None, "turns of one episode; none: the package's own limit", "[1, inf)")
+
+
+@section()
+class DiagnosisSection:
+    """Step 1: which capabilities the base agent lacks."""
+
+    analyst: str = field("evidence", "who labels the trajectories", ("evidence",))
+    trials: int = field(8, "rollouts of each train task", "[1, inf)")
+    runs: int = field(10, "independent labelling runs", "[1, inf)")
+    coverage: float = field(0.10, "rho: smallest share of failed trajectories that lack the capability", "[0, 1]")
+    gap: float = field(0.20, "delta: smallest difference of the error rates of failed and passed trajectories", "[0, 1]")
+    min_runs: int = field(8, "runs that must pass both thresholds", "[1, inf)")
+    blind: bool = field(False, "hide the outcome from the labeller")
+    success: float = field(1.0, "smallest reward that counts as success", "(0, 1]")
+
+
+@section()
+class SynthesisSection:
+    """Step 2: one certified and calibrated environment per capability."""
+
+    generator: str = field("library", "where environments come from", ("library",))
+    calibration_seeds: int = field(100, "seeds that the base agent is calibrated on", "[1, inf)")
+    calibration_rollouts: int = field(16, "rollouts of each of these seeds", "[2, inf)")
+    mean_low: float = field(0.2, "smallest mean reward and success rate of the base agent", "[0, 1]")
+    mean_high: float = field(0.6, "largest mean reward and success rate", "[0, 1]")
+    min_std: float = field(0.05, "smallest standard deviation of the reward", "[0, 0.5]")
+    max_all_success: float = field(0.2, "largest share of groups that always succeed", "[0, 1]")
+    max_all_zero: float = field(0.2, "largest share of groups that never earn anything", "[0, 1]")
+    max_constant: float = field(0.5, "largest share of groups of one reward only", "[0, 1]")
+    hint_ratio: float = field(0.25, "share of a group's rollouts that see a hint, where calibration says success is too rare", "[0, 1)")
+    certify_seeds: int = field(100, "seeds that a certificate is checked on", "[1, inf)")
+
+
+@section()
+class TrainSection:
+    """Step 3: one LoRA adapter per capability, by GRPO."""
+
+    rank: int = field(16, "LoRA rank", "[1, inf)")
+    alpha: float = field(16.0, "LoRA alpha; the adapter is scaled by alpha / rank", "(0, inf)")
+    learning_rate: float = field(1e-5, "peak learning rate of AdamW", "(0, inf)")
+    iterations: int = field(40, "largest number of updates", "[1, inf)")
+    groups: int = field(16, "seeds of one iteration", "[1, inf)")
+    group_size: int = field(16, "rollouts of one seed", "[2, inf)")
+    clip_low: float = field(0.2, "the ratio is clipped below 1 - clip_low", "[0, 1]")
+    clip_high: float = field(0.28, "the ratio is clipped above 1 + clip_high", "[0, inf)")
+    dual_clip: float = field(3.0, "cap of the ratio where the advantage is negative", "(1, inf)")
+    importance_cap: float = field(2.0, "cap of the importance weight from the sampling law to the trainer's", "[1, inf)")
+    outlier_low: float = field(1e-4, "tokens of a smaller importance weight carry no loss", "[0, 1]")
+    outlier_high: float = field(1e2, "tokens of a larger importance weight carry no loss", "[1, inf)")
+    max_grad_norm: float = field(1.0, "the gradient's norm is clipped to this", "(0, inf)")
+    adam_b1: float = field(0.9, "decay of Adam's first moment", "[0, 1)")
+    adam_b2: float = field(0.999, "decay of Adam's second moment", "[0, 1)")
+    weight_decay: float = field(0.0, "decoupled weight decay", "[0, inf)")
+    warmup_steps: int = field(0, "updates of linear warm-up", "[0, inf)")
+    advantage_std: bool = field(True, "divide a group's advantages by their standard deviation")
+    ratio: str = field("token", "ratio of each token, or of the sequence (GSPO)", ("token", "sequence"))
+    kl: float = field(0.0, "weight of the k2 divergence from the base", "[0, inf)")
+    stop_reward: float | None = field(None, "stop when the mean reward of the last three iterations reaches this", "(0, 1]")
+    pack_length: int = field(512, "tokens of a packed row; at least rollout.context", "[16, inf)")
+    micro_rows: int = field(8, "packed rows of one gradient step; memory grows with it, the loss does not depend on it", "[1, inf)")
+    min_group: int = field(2, "a group that infrastructure failures left smaller is dropped", "[2, inf)")
+    keep_checkpoints: int = field(2, "checkpoints kept per adapter", "[1, inf)", changes=True)
+
+
+@section()
+class GateSection:
+    """Step 4: the token-level gate over the base and the adapters."""
+
+    label_loss: str = field("kl_weighted", "warm-start loss: weighted by the divergence from the base, or plain", ("kl_weighted", "plain"))
+    warm_steps: int = field(120, "updates of the warm start", "[1, inf)")
+    learning_rate: float = field(1e-2, "peak learning rate of the warm start", "(0, inf)")
+    base_weight: float = field(0.02, "weight of the base slot's cross-entropy on every token", "[0, inf)")
+    kl_clip: float = field(1.0, "cap of a token's weight", "(0, inf)")
+    successes: int = field(120, "successful trajectories per capability", "[1, inf)")
+    grpo_iterations: int = field(12, "updates of the routed model itself, across the capability environments", "[0, inf)")
+    grpo_learning_rate: float = field(1e-2, "learning rate of these", "(0, inf)")
+    load_balance: float = field(0.001, "weight of the load-balance loss", "[0, inf)")
+    base_bias: float = field(5.0, "initial bias of the base slot", "(-inf, inf)")
+
+
+@section()
+class EvaluationSection:
+    """Success on the target's held-out split."""
+
+    tasks: int = field(400, "held-out tasks", "[1, inf)")
+    trials: int = field(1, "rollouts of each", "[1, inf)")
+    temperature: float = field(0.7, "sampling temperature, fixed beforehand", "[0, inf)")
+    policies: tuple[str, ...] = field(
+        ("base", "adapters", "uniform", "router", "composed"),
+        "what is evaluated side by side",
+        ("base", "adapters", "uniform", "router", "composed"),
+        changes=True,
+    )
+
+
+@section()
+class BaselineSection:
+    """What the composed agent is compared with, beyond `evaluation.policies`."""
+
+    grpo_target: bool = field(False, "GRPO on the target's train tasks, with as many rollouts as the four steps spent", changes=True)
+
+
+@section()
+class ReportSection:
+    """report.html."""
+
+    trajectories: int = field(12, "trajectories shown with each token coloured by its slot", "[0, inf)", changes=True)
+
+
+@section()
+class Config:
+    """A whole run."""
+
+    name: str = field("", "shown in the report", changes=True)
+    seed: int = field(0, "seed of everything that is random", "[0, 4294967296)")
+    model: ModelSection = ModelSection()
+    target: TargetSection = dataclasses.field(default_factory=TargetSection)  # its knobs are a dictionary
+    rollout: RolloutSection = RolloutSection()
+    diagnosis: DiagnosisSection = DiagnosisSection()
+    synthesis: SynthesisSection = SynthesisSection()
+    train: TrainSection = TrainSection()
+    gate: GateSection = GateSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    baselines: BaselineSection = BaselineSection()
+    report: ReportSection = ReportSection()
+
+    def to_json(self) -> dict[str, Any]:
+        """Nested dictionaries of JSON values; `from_json` is the inverse."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], source: str) -> Self:
+        """The validated config; fields left out keep their defaults. Raises InputError, with `source`, on a wrong key or value."""
+        try:
+            return _from_json(cls, data).validate()
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
+
+    def validate(self) -> Self:
+        """Checks types, ranges, choices, and what fields demand of each other. Returns the config.
+
+        Raises:
+          InputError: the first field that is wrong, and how to mend it.
+        """
+        for name, spec, value in fields(self):
+            _check(name, spec, value)
+        for ok, name, why in self._rules():
+            if not ok:
+                raise InputError(f"config field {name!r}: {getattr(getattr(self, name.split('.')[0]), name.split('.')[1])} {why}")
+        return self
+
+    def _rules(self) -> Iterator[tuple[bool, str, str]]:
+        """What fields demand of each other, as (holds, field, what is wrong with its value)."""
+        d, s, t, r, e = self.diagnosis, self.synthesis, self.train, self.rollout, self.evaluation
+        yield d.min_runs <= d.runs, "diagnosis.min_runs", f"is more than diagnosis.runs = {d.runs}"
+        yield s.mean_low < s.mean_high, "synthesis.mean_low", f"is not below synthesis.mean_high = {s.mean_high}"
+        yield r.max_tokens < r.context, "rollout.max_tokens", f"leaves no room for a prompt in rollout.context = {r.context}"
+        yield t.pack_length >= r.context, "train.pack_length", f"cannot hold an episode of rollout.context = {r.context} tokens"
+        yield t.min_group <= t.group_size, "train.min_group", f"is more than train.group_size = {t.group_size}"
+        yield t.warmup_steps < t.iterations, "train.warmup_steps", f"is not below train.iterations = {t.iterations}"
+        yield t.outlier_high >= t.importance_cap, "train.outlier_high", f"is below train.importance_cap = {t.importance_cap}"
+        yield e.tasks <= self.target.heldout_tasks, "evaluation.tasks", f"is more than target.heldout_tasks = {self.target.heldout_tasks}"
+        yield bool(e.policies), "evaluation.policies", "names no policy"
+
+
+def data_folder(name: str) -> pathlib.Path:
+    """`configs/` or `prompts/`: inside the package in a wheel, beside it in a checkout."""
+    return next(folder for folder in (_PACKAGE / name, ROOT / name) if folder.is_dir())
+
+
+def load_config(name: str, overrides: list[tuple[str, str]] | None = None) -> Config:
+    """The validated config of a name in `configs/` or of a path that ends in `.py`, with `(field, text)` overrides.
+
+    Raises:
+      InputError: no such file, an error in it, an unknown key, a wrong value.
+    """
+    if name.endswith(".py"):
+        path = pathlib.Path(name).expanduser()
+        if not path.is_file():
+            raise InputError(f"--config={name}: no such file")
+    else:
+        path = data_folder("configs") / f"{name}.py"
+        known = config_names()
+        if name not in known:
+            raise InputError(f"--config={name}: no such config{nearest(name, known)}; there are: {', '.join(known)}, or give a PATH.py")
+    config = _run(path)
+    return override(config, overrides or []).validate()
+
+
+def config_names() -> list[str]:
+    """The names that `--config` accepts."""
+    return sorted(path.stem for path in data_folder("configs").glob("*.py") if not path.stem.startswith("_"))
+
+
+def override(config: Config, overrides: list[tuple[str, str]]) -> Config:
+    """Sets fields from text, each read by its annotation: `("train.rank", "16")`. Later ones win.
+
+    Raises:
+      InputError: an unknown field, or text that is not of its type.
+    """
+    for name, text in overrides:
+        config = _replace(config, name, lambda name, spec, text=text: _parse(name, text, spec.type))
+    return config
+
+
+def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:
+    """Each leaf as (dotted name, field, value), in the order of declaration."""
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        if dataclasses.is_dataclass(spec.type):
+            yield from fields(value, f"{prefix}{spec.name}.")
+        else:
+            yield prefix + spec.name, spec, value
+
+
+def changed_fields(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
+    """The fields that differ and may not change while a run goes on, as (name, old value, new value)."""
+    pairs = zip(fields(old), fields(new), strict=True)
+    return [(name, a, b) for (name, spec, a), (_, _, b) in pairs if a != b and not spec.metadata["changes"]]
+
+
+def type_name(hint: Any) -> str:
+    """`int`, `float or none`, `list of str`: how a type is called in help and errors."""
+    if isinstance(hint, types.UnionType):
+        return " or ".join("none" if part is types.NoneType else type_name(part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"list of {type_name(typing.get_args(hint)[0])}"
+    return {dict: "JSON object"}.get(typing.get_origin(hint), getattr(hint, "__name__", str(hint)))
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """`", did you mean 'rank'?"`, or nothing when no known word is near."""
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f", did you mean {match[0]!r}?" if match else ""
+
+
+def _run(path: pathlib.Path) -> Config:
+    try:
+        module = runpy.run_path(str(path))
+        if not callable(module.get("get_config")):
+            raise InputError(f"{path}: has no function get_config()")
+        config = module["get_config"]()
+    except InputError:
+        raise
+    except Exception as error:  # a config is the user's own program: whatever it raises is an input error of that file
+        frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else 0
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        hint = nearest(unknown[1], [name.rsplit(".", 1)[-1] for name, _, _ in fields(Config())]) if unknown else ""
+        raise InputError(f"{path}, line {line}: {type(error).__name__}: {' '.join(str(error).split())}{hint}") from error
+    if not isinstance(config, Config):
+        raise InputError(f"{path}: get_config() returned {type(config).__name__}, expected trace_jax.config.Config")
+    return config
+
+
+def _replace(config: Any, name: str, value: Any, prefix: str = "") -> Any:
+    """The config with the field of a dotted name replaced by `value(full name, field)`."""
+    key, _, rest = name.partition(".")
+    spec = next((spec for spec in dataclasses.fields(config) if spec.name == key), None)
+    if spec is None:
+        leaves = [leaf for leaf, _, _ in fields(config, prefix)]
+        # a leaf of another section ("analyst") is found by its last name
+        elsewhere = [leaf for leaf, _, _ in fields(Config()) if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+        hint = f", did you mean {elsewhere[0]!r}?" if elsewhere else nearest(prefix + name, leaves)
+        raise InputError(f"unknown config key {prefix + name!r}{hint}")
+    is_section = dataclasses.is_dataclass(spec.type)
+    if is_section and not rest:
+        example, _, default = next(fields(getattr(config, key), f"{prefix}{key}."))
+        raise InputError(f"config key {prefix + key!r} is a section: set one of its fields, such as --config.{example}={default}")
+    if rest and not is_section:
+        raise InputError(f"unknown config key {prefix + name!r}: {prefix + key!r} is a field, not a section")
+    new = _replace(getattr(config, key), rest, value, f"{prefix}{key}.") if is_section else value(prefix + key, spec)
+    return dataclasses.replace(config, **{key: new})
+
+
+def _parse(name: str, text: str, hint: Any) -> Any:
+    def wrong(example: str):
+        raise InputError(f"--config.{name}={text}: expected {type_name(hint)}, such as {example}")
+
+    if isinstance(hint, types.UnionType):
+        if text.lower() == "none":
+            return None
+        return _parse(name, text, next(part for part in typing.get_args(hint) if part is not types.NoneType))
+    if typing.get_origin(hint) is tuple:
+        return tuple(_parse(name, part.strip(), typing.get_args(hint)[0]) for part in text.strip("()[],").split(",") if part.strip())
+    if typing.get_origin(hint) is dict:
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = None
+        return value if isinstance(value, dict) else wrong("'{\"knob\": 1}'")
+    if hint is bool:
+        value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
+        return wrong("true") if value is None else value
+    if hint is str:
+        return text
+    try:
+        return hint(text)
+    except ValueError:
+        wrong("3" if hint is int else "0.5")
+
+
+def _from_json(kind: type, data: Any, prefix: str = "") -> Any:
+    if not isinstance(data, dict):
+        raise InputError(f"config key {prefix[:-1]!r}: expected a JSON object, found {data!r}")
+    specs = {spec.name: spec for spec in dataclasses.fields(kind)}
+    values = {}
+    for key, value in data.items():
+        if key not in specs:
+            raise InputError(f"unknown config key {prefix + key!r}{nearest(key, list(specs))}")
+        hint = specs[key].type
+        if dataclasses.is_dataclass(hint):
+            value = _from_json(hint, value, f"{prefix}{key}.")
+        # JSON has no tuples
+        values[key] = tuple(value) if isinstance(value, list) and typing.get_origin(hint) is tuple else value
+    return kind(**values)
+
+
+def _check(name: str, spec: dataclasses.Field, value: Any) -> None:
+    hint, allowed = spec.type, spec.metadata["allowed"]
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return
+        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    items = value if typing.get_origin(hint) is tuple and isinstance(value, tuple) else (value,)
+    kind = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else typing.get_origin(hint) or hint
+    for item in items:
+        # bool is an int to Python, not to a config; an int is a float to both
+        if not isinstance(item, (int, float) if kind is float else kind) or (isinstance(item, bool) and kind is not bool):
+            raise InputError(f"config field {name!r}: expected {type_name(spec.type)}, found {value!r}")
+        if isinstance(allowed, tuple) and item not in allowed:
+            raise InputError(f"config field {name!r}: {item!r} is not one of {', '.join(allowed)}{nearest(str(item), list(allowed))}")
+        if isinstance(allowed, str) and allowed and not _inside(item, allowed):
+            raise InputError(f"config field {name!r}: {item} is outside {allowed}")
+
+
+def _inside(value: float, interval: str) -> bool:
+    low, high = (float(part) for part in interval[1:-1].split(","))
+    above = value >= low if interval[0] == "[" else value > low
+    below = value <= high if interval[-1] == "]" else value < high
+    return math.isfinite(value) and above and below
