@@ -1,0 +1,1 @@
+"""Result files of public benchmarks, read into the one trajectory record."""

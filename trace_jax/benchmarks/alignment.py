@@ -1,0 +1,60 @@
+"""Does a conversation belong to its task? Published result files exist whose messages were attached to the wrong task ids.
+
+Every task names things of its own: user ids, names, e-mail addresses, records, quoted titles. A conversation is foreign when none of its
+own task's things occurs in it while things of another task of the same file do. A conversation in which nobody names anything is not
+accused, nor is one whose other task shares the things that occur.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trace_jax.diagnose.calls import leaves
+
+# letters and digits in one word, as in EHGLP3, emma_kim_9957, #W2378156, HAT136, C39
+_RECORD = re.compile(r"#?\b(?=\w*[A-Za-z])(?=\w*\d)\w{3,}\b")
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+")
+_USER_ID = re.compile(r"\b[a-z]+(?:_[a-z]+)+_\d+\b")
+_NAME = re.compile(r"(?:[Yy]ou are|[Yy]our name is|[Nn]ame:) ([A-Z][a-z'’-]+ [A-Z][a-z'’-]+)")
+
+
+def names_of(scenario: str, actions: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], frozenset[str]]:
+    """What a task names: (identities of its user, all of its things), lower case.
+
+    Args:
+      scenario: the text that the user simulator acts on.
+      actions: expected actions, `{"name", "arguments"}`.
+    """
+    written = " ".join(str(value) for action in actions for _, value in leaves(action.get("arguments") or {}) if isinstance(value, str))
+    identities = {m.lower() for text in (scenario, written) for pattern in (_USER_ID, _EMAIL) for m in pattern.findall(text)}
+    identities |= {m.lower() for m in _NAME.findall(scenario)}
+    things = {m.lower() for text in (scenario, written) for m in _RECORD.findall(text)}
+    return frozenset(identities), frozenset(identities | things)
+
+
+def foreign(conversation: str, task: str, names: Mapping[str, tuple[frozenset[str], frozenset[str]]]) -> str | None:
+    """The other task that a conversation belongs to, or None if it may be its own.
+
+    Args:
+      conversation: everything said, called and returned, in one text.
+      task: the id it is filed under.
+      names: `names_of` every task of the file, by id.
+    """
+    said = conversation.lower()
+    words = set(re.findall(r"#?\w+|[\w.+-]+@[\w.-]+", said))
+
+    def occurring(things: Iterable[str]) -> set[str]:
+        return {t for t in things if t in words or ((" " in t or "@" in t or "#" in t) and t in said)}
+
+    own = names[task][1]
+    if not own or occurring(own):
+        return None
+    best, score = None, 0
+    for other, (identities, things) in names.items():
+        # one identity, or two things, that the own task does not have
+        found = 2 * len(occurring(identities)) + len(occurring(things - identities))
+        if other != task and found >= 2 and found > score:
+            best, score = other, found
+    return best

@@ -1,0 +1,1 @@
+"""Step 1: which capabilities does the agent lack, by contrast of failed and passed trajectories."""
