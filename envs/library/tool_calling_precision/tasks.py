@@ -1,0 +1,13 @@
+NOUNS = ["cup", "plate", "bowl", "spoon", "towel", "pillow", "basket", "candle", "frame", "kettle", "mug", "tray"]
+
+HINT = "Copy every value exactly as the customer wrote it, character by character."
+
+
+def draw(rng, knobs):
+    return {"precision"}
+
+
+def grade(checks):
+    """1 if every check passed, else up to 0.3 for the share that did."""
+    share = sum(check["passed"] for check in checks.values()) / len(checks)
+    return 1.0 if share == 1.0 else 0.3 * share

@@ -1,0 +1,243 @@
+"""Trains the base agent that the quickstart ships: a Qwen3-architecture model of 0.34 M parameters that imitates a faulty teacher.
+
+    python -m trace_jax.quickstart.base --out=trace_jax/quickstart/checkpoint
+
+From scratch, in three stages, about ten minutes on two cores. A: a nearly faultless teacher, until the model copies what the customer wrote.
+B: half of the tokens from a drill, look-ups in a list of orders, until it finds a record by its description. C: the teacher with its planted
+faults, which hides the skills behind stochastic mistakes; reinforcement can bring them out again. Each stage ends with an assertion on
+skills, not on a step count alone; a stage that misses its bar is continued up to twice. An equal seed gives an equal checkpoint only with equal versions on
+an equal machine; the log that is written beside the checkpoint says what was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import random
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags, logging
+from flax import nnx
+
+from envs.builtin import LIBRARY, load_builtin
+from envs.sandbox import Pool
+from model import Config, Qwen3, save_pretrained, token_logprobs
+from model.qwen3 import parameter_specs
+from rl.chat import Chat
+from rl.engines.jax import JaxEngine
+from rl.engines.protocol import Policy
+from rl.rollout import Task, roll_out
+from trace_jax.quickstart.teacher import Faults, play
+from trace_jax.quickstart.tokenizer import save_tokenizer
+from trace_jax.quickstart.world import NOUNS, WORLD, execute
+
+ROWS, LENGTH = 16, 256
+FAULTS = Faults(wrong_record=0.6, stop_early=0.6, skip_check=0.65, malform=0.6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage of the recipe. `observed`: the loss weight of what the model reads but does not write; it speeds up the first copying."""
+
+    name: str
+    steps: int
+    learning_rate: float
+    final: float  # the cosine ends at this share of the learning rate
+    observed: float
+    drill: float  # share of drill sequences
+    faults: Faults
+    bars: dict[str, tuple[float, float]]  # environment -> bounds of its success rate at the end
+
+
+STAGES = (
+    Stage("copy", 600, 4e-3, 0.5, 0.1, 0.0, FAULTS.scaled(0.05), {"tool_calling_precision": (0.7, 1), "precondition_verification": (0.7, 1)}),
+    Stage("lookup", 400, 3e-3, 0.2, 0.02, 0.5, FAULTS.scaled(0.05), {name: (0.8, 1.0) for name in LIBRARY}),
+    Stage("faults", 200, 2.5e-3, 0.1, 0.02, 0.0, FAULTS, {"desk": (0.25, 0.40)}),
+)
+
+
+def draw_parameters(config: Config, seed: int) -> dict[str, jax.Array]:
+    """Normal weights with deviation 1/sqrt(in), those that write into the residual stream smaller by 0.4, embeddings 0.1."""
+    keys = iter(jax.random.split(jax.random.key(seed), 64))
+    parameters = {}
+    for name, spec in parameter_specs(config).items():
+        if "norm" in name:
+            parameters[name] = jnp.ones(spec.shape)
+        else:
+            deviation = 0.1 if name == "embed" else spec.shape[-2] ** -0.5 * (0.4 if name in ("layers.o", "layers.down") else 1.0)
+            parameters[name] = deviation * jax.random.normal(next(keys), spec.shape)
+    return parameters
+
+
+class Corpus:
+    """An endless stream of packed batches for one stage; everything is drawn from the seed."""
+
+    def __init__(self, chat: Chat, stage: Stage, seed: int):
+        self.chat, self.stage, self.rng = chat, stage, random.Random(f"{stage.name} {seed}")
+        self.worlds = [execute(name) for name in LIBRARY]
+
+    def sequences(self) -> Iterator[tuple[list[int], list[float]]]:
+        """Token ids and the loss weight of each."""
+        while True:
+            if self.rng.random() < self.stage.drill:
+                yield self.drill()
+            else:
+                world = WORLD if self.rng.random() < 0.5 else self.rng.choice(self.worlds)
+                knobs = {"records": self.rng.randint(3, 5), "returnable": 0.3}
+                messages, _ = play(world, self.rng.randrange(2**32, 2**40), knobs, self.stage.faults, self.rng)
+                yield self.dialogue(messages)
+
+    def dialogue(self, messages: list[dict]) -> tuple[list[int], list[float]]:
+        tokens = list(self.chat.start(messages[0]["content"], messages[1:2], WORLD["TOOLS"]))
+        first = len(self.chat.start(messages[0]["content"], [], WORLD["TOOLS"]))
+        weights = [0.0] * first + [self.stage.observed] * (len(tokens) - first)
+        for position in range(2, len(messages), 2):
+            reply = list(self.chat.encode_reply(messages[position]))
+            heard = list(self.chat.extend(messages[position + 1 : position + 2])) if position + 1 < len(messages) else []
+            tokens += reply + heard
+            weights += [1.0] * len(reply) + [self.stage.observed] * len(heard)
+        return tokens, weights
+
+    def drill(self) -> tuple[list[int], list[float]]:
+        """A list of orders and ten look-ups in it, loss on the ids."""
+        count = self.rng.randint(3, 5)
+        letters = self.rng.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ", count)
+        orders = [
+            (f"{self.rng.choice(WORLD['COLOURS'])} {noun} ", f"{letter}{self.rng.randrange(100):02d}")
+            for noun, letter in zip(self.rng.sample(NOUNS, count), letters, strict=True)
+        ]
+        parts = [("<tool_response>\n", 0.0)]
+        parts += [(f"{words}{order_id}\n", self.stage.observed) for words, order_id in orders]
+        for words, order_id in self.rng.choices(orders, k=10):
+            parts += [("<think>" + words, 0.0), (order_id, 1.0), ("</think>", 0.0)]
+        tokens, weights = [], []
+        for text, weight in parts:
+            ids = self.chat.tokenizer(text, add_special_tokens=False).input_ids
+            tokens += ids
+            weights += [weight] * len(ids)
+        return tokens, weights
+
+    def batches(self) -> Iterator[dict[str, np.ndarray]]:
+        """Rows filled in order of drawing: {tokens, segment_ids, targets, weights} [ROWS, LENGTH]."""
+        sequences = self.sequences()
+        waiting = next(sequences)
+        while True:
+            batch = {key: np.zeros((ROWS, LENGTH), np.int32) for key in ("tokens", "segment_ids", "targets")}
+            batch["weights"] = np.zeros((ROWS, LENGTH), np.float32)
+            for row in range(ROWS):
+                start, segment = 0, 1
+                while start + len(waiting[0]) <= LENGTH:
+                    tokens, weights = waiting
+                    at = slice(start, start + len(tokens))
+                    batch["tokens"][row, at] = tokens
+                    batch["segment_ids"][row, at] = segment
+                    batch["targets"][row, at] = [*tokens[1:], 0]
+                    batch["weights"][row, at] = [*weights[1:], 0.0]
+                    start, segment, waiting = at.stop, segment + 1, next(sequences)
+            yield batch
+
+
+def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation):
+    """The jitted training step (state, optimizer state, batch) -> (state, optimizer state, loss)."""
+
+    def loss(state, batch):
+        model = nnx.merge(graphdef, state)
+        hidden = model.forward(batch["tokens"], segment_ids=batch["segment_ids"]).hidden
+        logprobs, _ = token_logprobs(model, hidden, batch["targets"], chunk=LENGTH)
+        return -jnp.sum(logprobs * batch["weights"]) / jnp.sum(batch["weights"])
+
+    def step(state, optimizer_state, batch):
+        value, gradient = jax.value_and_grad(loss)(state, batch)
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state, state)
+        return optax.apply_updates(state, updates), optimizer_state, value
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def success_rates(model: Qwen3, chat: Chat, names: tuple[str, ...], count: int) -> dict[str, float]:
+    """Share of `count` fresh tasks of each environment that the model solves at temperature 1."""
+    engine = JaxEngine(model, lanes=64, context=LENGTH + 64)
+    engine.load(Policy(name="base", version=0))
+    rates = {}
+    with Pool(workers=1) as pool:
+        for name in names:
+            package = load_builtin(name)
+            tasks = [
+                Task(package=package, seed=2_000_000 + i, rollout=0, group=str(i), task_id=f"{name}:{i}", split="check", trial=0)
+                for i in range(count)
+            ]
+            found = roll_out(engine, pool, chat, tasks, "base", temperature=1.0, run_seed=0, max_tokens=64)
+            rates[name] = float(np.mean([t.success for t in found]))
+    return rates
+
+
+def train(config: Config, chat: Chat, seed: int) -> tuple[Qwen3, list[dict]]:
+    """Runs the stages.
+
+    Returns:
+      The model and the log, one entry a stage.
+
+    Raises:
+      RuntimeError: a stage missed its bar three times over; try another seed.
+    """
+    graphdef, state = nnx.split(Qwen3.from_parameters(config, draw_parameters(config, seed)))
+    log = []
+    for stage in STAGES:
+        for attempt in range(3):
+            began = time.monotonic()
+            schedule = optax.warmup_cosine_decay_schedule(0.0, stage.learning_rate, 30, stage.steps, stage.final * stage.learning_rate)
+            optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
+            step, optimizer_state = make_step(graphdef, optimizer), optimizer.init(state)
+            losses = []
+            for number, batch in zip(range(stage.steps), Corpus(chat, stage, seed + 1000 * attempt).batches(), strict=False):
+                state, optimizer_state, loss = step(state, optimizer_state, batch)
+                losses.append(float(loss))
+                if (number + 1) % 50 == 0:
+                    logging.info("%s %d/%d loss %.4f", stage.name, number + 1, stage.steps, np.mean(losses[-50:]))
+            model = nnx.merge(graphdef, state)
+            rates = success_rates(model, chat, ("desk", *LIBRARY), 200)
+            log.append({"stage": stage.name, "attempt": attempt, "loss": float(np.mean(losses[-50:])), "success": rates})
+            log[-1]["seconds"] = round(time.monotonic() - began, 1)
+            logging.info("%s", json.dumps(log[-1]))
+            if all(low <= rates[name] <= high for name, (low, high) in stage.bars.items()):
+                break
+        else:
+            raise RuntimeError(f"stage {stage.name!r} misses its bars {stage.bars} with seed {seed}: try another --seed")
+    return model, log
+
+
+def main(_) -> None:
+    out = pathlib.Path(flags.FLAGS.out)
+    out.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(out)
+    chat = Chat(out)
+    ids = chat.tokenizer.convert_tokens_to_ids
+    config = Config(
+        vocab_size=len(chat.tokenizer),
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+        eos_token_id=ids("<|im_end|>"),
+        pad_token_id=ids("<|endoftext|>"),
+    )
+    model, log = train(config, chat, flags.FLAGS.seed)
+    save_pretrained(model, out)
+    record = {"seed": flags.FLAGS.seed, "jax": jax.__version__, "faults": dataclasses.asdict(FAULTS), "stages": log}
+    (out / "training_log.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("out", None, "Folder for the checkpoint.", required=True)
+    flags.DEFINE_integer("seed", 0, "Seed of weights and data.")
+    app.run(main)
