@@ -10,6 +10,7 @@ import difflib
 import functools
 import json
 import math
+import operator
 import pathlib
 import re
 import runpy
@@ -234,7 +235,7 @@ class Config:
             _check(name, spec, value)
         for ok, name, why in self._rules():
             if not ok:
-                raise InputError(f"config field {name!r}: {getattr(getattr(self, name.split('.')[0]), name.split('.')[1])} {why}")
+                raise InputError(f"config field {name!r}: {operator.attrgetter(name)(self)} {why}")
         return self
 
     def _rules(self) -> Iterator[tuple[bool, str, str]]:

@@ -1,0 +1,303 @@
+"""The command line: one table of commands, their flags, and what each exit code means.
+
+A command is a function `main(arguments: Arguments) -> None` in a module of its own, imported only when flags and config are known to be
+right: `trace-jax --help` starts no JAX. Exit code 0: all that was asked was done. 2: bad flags, config or input, in one line. 1: anything
+else, in one line, the traceback in a file. 130 and 143: Ctrl-C and SIGTERM; both are raised in the main thread, so a command's `with`
+blocks save its state on the way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import errno
+import importlib
+import importlib.util
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+
+from absl import flags
+
+from trace_jax import config as configs
+from trace_jax.config import ROOT, Config
+from trace_jax.errors import InputError
+from trace_jax.workdir import Workdir, stored_config
+
+
+class Terminated(BaseException):
+    """SIGTERM, as an exception of the main thread."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What a command was asked to do.
+
+    Attributes:
+      config: validated; the one of the workdir when `--config` is left out.
+      workdir: open, and locked by this process; None where the command needs none and none was given.
+      argument: the command's positional argument, `DIR` of `certify`.
+    """
+
+    command: str
+    config: Config
+    workdir: Workdir | None = None
+    argument: str | None = None
+    results: tuple[str, ...] = ()
+    policy: tuple[str, ...] = ()
+    split: str | None = None
+    capability: str | None = None
+    what: str | None = None
+    out: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """One row of the table.
+
+    Attributes:
+      module: has the function `main(arguments)`.
+      flags: beyond `--config`; with `!` when it must be given.
+      config: whether a config must be named, or be in the workdir; else the defaults do.
+      lock: False for a command that may be used beside a run that holds the workdir.
+    """
+
+    module: str
+    help: str
+    flags: tuple[str, ...] = ("workdir!",)
+    argument: str | None = None
+    config: bool = True
+    lock: bool = True
+
+    @property
+    def exists(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
+
+COMMANDS = {
+    "run": Command(module="trace_jax.run", help="the four steps and the evaluation, resuming wherever an earlier run stopped"),
+    "rollout": Command(
+        module="trace_jax.rollout", help="rolls a policy out in the target environment", flags=("workdir!", "policy!", "split")
+    ),
+    "diagnose": Command(
+        module="trace_jax.diagnose.command",
+        help="step 1, on the workdir's rollouts or on result files that another tool wrote",
+        flags=("workdir", "results"),
+        config=False,
+    ),
+    "synthesize": Command(module="trace_jax.synthesize", help="step 2: generate, certify, calibrate", flags=("workdir!", "capability")),
+    "certify": Command(
+        module="trace_jax.certify", help="the certificate of one environment package", flags=(), argument="DIR", config=False
+    ),
+    "train": Command(
+        module="trace_jax.train", help="step 3: the adapter of one or all retained capabilities", flags=("workdir!", "capability")
+    ),
+    "compose": Command(module="trace_jax.compose", help="step 4: the gate over the base and the adapters"),
+    "evaluate": Command(
+        module="trace_jax.evaluate",
+        help="success with intervals of policies on the held-out split, side by side",
+        flags=("workdir!", "policy!", "split"),
+    ),
+    "export": Command(module="trace_jax.export", help="Hugging Face format", flags=("workdir!", "what!", "out!"), lock=False),
+    "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
+    "params": Command(
+        module="trace_jax.params", help="parameter counts of the model, the adapters and the gate", flags=("workdir",), lock=False
+    ),
+}
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command and returns the exit code.
+
+    Args:
+      argv: the words after `trace-jax`.
+    """
+    with contextlib.ExitStack() as stack:
+        workdir: Workdir | None = None
+        try:
+            stack.enter_context(_sigterm_raises())
+            check_packages()
+            words = [word for word in argv if word not in ("--help", "-h")]
+            if not words:
+                print(overview())
+                return 0
+            name, command = find_command(words[0])
+            if len(words) < len(argv):
+                print(usage(name, command))
+                return 0
+            values, overrides, argument = parse(name, command, words[1:])
+            config = _config(values, overrides, command)
+            if values.get("workdir"):
+                workdir = stack.enter_context(Workdir.open(values.pop("workdir"), config, lock=command.lock))
+            options = {key: value for key, value in values.items() if key not in ("config", "workdir")}
+            importlib.import_module(command.module).main(
+                Arguments(command=name, config=config, workdir=workdir, argument=argument, **options)
+            )
+            return 0
+        except InputError as error:
+            return _complain(str(error), 2)
+        except KeyboardInterrupt:
+            return _complain("interrupted; what was done is saved, the same command goes on from there", 130)
+        except Terminated:
+            return _complain("terminated; what was done is saved, the same command goes on from there", 143)
+        except Exception as error:  # the last frame of the program: nothing is swallowed, the traceback goes to a file
+            if _disk_full(error):
+                place = f" ({workdir.root})" if workdir else ""
+                return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
+            log = _log_traceback(workdir, argv)
+            return _complain(f"{type(error).__name__}: {error}; traceback in {log}", 1)
+
+
+def overview() -> str:
+    """What `trace-jax` alone prints."""
+    commands = {name: command for name, command in COMMANDS.items() if command.exists}
+    lines = ["trace-jax COMMAND [flags]: diagnose what an agent lacks, synthesise environments, train adapters, compose them", ""]
+    lines += [f"  {f'{name} {command.argument or str()}':<12} {command.help}" for name, command in commands.items()]
+    lines += [
+        "",
+        f"Configs: {', '.join(configs.config_names())}. `trace-jax COMMAND --help` lists a command's flags and the config fields.",
+    ]
+    return "\n".join(lines)
+
+
+def usage(name: str, command: Command) -> str:
+    """What `trace-jax COMMAND --help` prints: its flags and every config field."""
+    values = define_flags(command)
+    required = [flag[:-1] for flag in command.flags if flag.endswith("!")]
+    lines = [f"trace-jax {name} {command.argument or ''}".rstrip() + f": {command.help}", ""]
+    for flag in ("config", *(flag.rstrip("!") for flag in command.flags)):
+        lines.append(f"  --{flag}  {values[flag].help}{' (required)' if flag in required else ''}")
+    lines += ["", "Config fields and their defaults, set with --config.FIELD=VALUE:", ""]
+    for field, spec, value in configs.fields(Config()):
+        allowed = spec.metadata["allowed"]
+        allowed = f", {'|'.join(allowed) if isinstance(allowed, tuple) else allowed}" if allowed else ""
+        shown = ",".join(value) if isinstance(value, tuple) else "none" if value is None else value
+        lines.append(f"  {f'{field}={shown}':<40} {spec.metadata['help']} ({configs.type_name(spec.type)}{allowed})")
+    return "\n".join(lines)
+
+
+def find_command(name: str) -> tuple[str, Command]:
+    """Raises InputError when there is no such command."""
+    known = [known for known, command in COMMANDS.items() if command.exists]
+    if name not in known:
+        raise InputError(f"no command {name!r}{configs.nearest(name, known)}; there are: {', '.join(known)}")
+    return name, COMMANDS[name]
+
+
+def define_flags(command: Command) -> flags.FlagValues:
+    """The absl flags of a command, apart from other commands'."""
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)
+    names = {flag.rstrip("!") for flag in command.flags}
+    flags.DEFINE_string("config", None, "a name in configs/, or PATH.py; left out, the workdir's", flag_values=values)
+    if "workdir" in names:
+        flags.DEFINE_string("workdir", None, "folder that the run lives in", flag_values=values)
+    if "results" in names:
+        flags.DEFINE_list("results", [], "result files of one domain each, with commas between", flag_values=values)
+    if "policy" in names:
+        flags.DEFINE_list("policy", [], "base, adapter:CAPABILITY, uniform, router or composed; with commas between", flag_values=values)
+    if "split" in names:
+        flags.DEFINE_enum("split", None, ["train", "heldout"], "which tasks of the target", flag_values=values)
+    if "capability" in names:
+        flags.DEFINE_string("capability", None, "this one only; left out, all that were retained", flag_values=values)
+    if "what" in names:
+        flags.DEFINE_string("what", None, "adapter:CAPABILITY, merged:CAPABILITY or composed", flag_values=values)
+    if "out" in names:
+        flags.DEFINE_string("out", None, "folder to write to", flag_values=values)
+    return values
+
+
+def parse(name: str, command: Command, words: list[str]) -> tuple[dict, list[tuple[str, str]], str | None]:
+    """The values of a command's flags, the `--config.a.b=value` overrides, and the positional argument.
+
+    Raises:
+      InputError: an unknown flag, a wrong value, a flag or argument that is missing or too many.
+    """
+    overrides, rest = [], []
+    for word in words:
+        if word.startswith("--config."):
+            key, equals, text = word.removeprefix("--config.").partition("=")
+            if not equals:
+                raise InputError(f"{word}: write {word}=VALUE")
+            overrides.append((key, text))
+        else:
+            rest.append(word)
+    values = define_flags(command)
+    try:
+        positional = values([name, *rest])[1:]
+    except flags.Error as error:
+        raise InputError(f"{' '.join(str(error).split())}; see trace-jax {name} --help") from error
+    if len(positional) != (1 if command.argument else 0):
+        expected = f"expected one argument, {command.argument}" if command.argument else "takes flags only"
+        raise InputError(f"trace-jax {name}: {expected}, found {' '.join(positional) or 'none'}")
+    for flag in command.flags:
+        if flag.endswith("!") and not values[flag[:-1]].value:
+            raise InputError(f"trace-jax {name}: --{flag[:-1]} is missing: {values[flag[:-1]].help}")
+    parsed = {flag: values[flag].value for flag in values}
+    parsed = {flag: tuple(value) if isinstance(value, list) else value for flag, value in parsed.items()}
+    return parsed, overrides, positional[0] if positional else None
+
+
+def check_packages() -> None:
+    """Our four packages must come from one place.
+
+    Raises:
+      InputError: the path that hides one of them.
+    """
+    for name in ("rl", "model", "envs"):
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise InputError(f"the package {name!r} of trace-jax is not in {ROOT}; install trace-jax again")
+        found = pathlib.Path(spec.origin or next(iter(spec.submodule_search_locations)))
+        if found.resolve() != ROOT / name / "__init__.py":
+            raise InputError(f"{found} hides the package {name!r} of trace-jax in {ROOT}; rename it or take its folder out of PYTHONPATH")
+
+
+def _config(values: dict, overrides: list[tuple[str, str]], command: Command) -> Config:
+    if values["config"]:
+        return configs.load_config(values["config"], overrides)
+    stored = stored_config(values["workdir"]) if values.get("workdir") else None
+    if stored is None and command.config:
+        where = f"{values['workdir']} holds none yet: " if values.get("workdir") else ""
+        raise InputError(f"--config is missing: {where}give one of {', '.join(configs.config_names())}, or a PATH.py")
+    return configs.override(stored or Config(), overrides).validate()
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    def handler(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break the saving
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"trace-jax: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _disk_full(error: BaseException | None) -> bool:
+    """Libraries wrap the system's error in their own, with its text."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _log_traceback(workdir: Workdir | None, argv: list[str]) -> pathlib.Path:
+    path = (workdir.root if workdir else pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-"))) / "error.log"
+    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    with path.open("a") as file:
+        file.write(f"{now}  trace-jax {' '.join(argv)}\n{traceback.format_exc()}\n")
+    return path
