@@ -60,14 +60,14 @@ def read_results(paths: Sequence[str | pathlib.Path]) -> list[Trajectory]:
     """
     pooled: list[Trajectory] = []
     following: dict[tuple[str, str], int] = {}
-    seen: dict[str, str] = {}
-    for path in paths:
+    seen: dict[str, int] = {}
+    for number, path in enumerate(paths):
         trajectories = read_result_file(path)
         offset = dict(following)
         for t in trajectories:
             run = json.dumps([t.environment, t.task_id, t.reward, t.messages], sort_keys=True, default=str)
-            if t.messages and len(t.messages) > 1 and seen.setdefault(run, str(path)) != str(path):
-                raise InputError(f"{path}: simulation {t.id} is also in {seen[run]}; give each result file once")
+            if t.error is None and seen.setdefault(run, number) != number:
+                raise InputError(f"{path}: simulation {t.id} is also in {paths[seen[run]]}; give each result file once")
             key = (t.environment, t.task_id)
             t.trial += offset.get(key, 0)
             following[key] = max(following.get(key, 0), t.trial + 1)
@@ -196,7 +196,12 @@ def _agent_messages(raw: Iterable[Mapping[str, Any]], where: str) -> list[dict[s
 
 
 def _tau2_checks(graded: Mapping[str, Any], criteria: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The grader's evidence under the names of the house; where tau2 stopped before grading, the task's own criteria."""
+    """The grader's evidence under the names of the house; where tau2 stopped before grading, the task's own criteria.
+
+    Checks that the reward does not rest on are left out, but for the actions: those are evidence of what the task means. They are marked
+    `required` where the reward does rest on them.
+    """
+    basis = set(graded.get("reward_basis") or criteria.get("reward_basis") or ["DB", "COMMUNICATE"])
     recorded = graded.get("action_checks")
     if recorded is None:
         recorded = [{"action": action} for action in criteria.get("actions") or []]
@@ -205,20 +210,24 @@ def _tau2_checks(graded: Mapping[str, Any], criteria: Mapping[str, Any], message
         action = check["action"]
         kind = check.get("tool_type") or read_or_write(action["name"])
         expected = {"name": action["name"], "arguments": action.get("arguments") or {}, "kind": "write" if kind == "write" else "read"}
+        expected |= {"required": True} if "ACTION" in basis else {}
         entry = (expected, check.get("action_match"), action.get("compare_args"))
         (mine if (action.get("requestor") or "assistant") == "assistant" else theirs).append(entry)
     checks = _action_checks(mine, messages)
     for i, (expected, match, _) in enumerate(theirs):
         checks[f"user_action:{i}"] = {"passed": bool(match), "expected": expected, "actual": None, "message_index": None}
-    if graded.get("db_check"):
+    if "DB" in basis and graded.get("db_check"):
         checks["db"] = {"passed": bool(graded["db_check"]["db_match"]), "expected": None, "actual": None, "message_index": None}
     said = graded.get("communicate_checks")
     if said is None:
         said = [{"info": info, "met": False} for info in criteria.get("communicate_info") or []]
-    for i, check in enumerate(said):
+    for i, check in enumerate(said if "COMMUNICATE" in basis else []):
         checks[f"communicate:{i}"] = _communicate_check(check["info"], bool(check["met"]), messages)
-    for kind, key, text in (("assertion", "env_assertions", "env_assertion"), ("nl", "nl_assertions", "nl_assertion")):
-        for i, check in enumerate(graded.get(key) or []):
+    for kind, counted, key, text in (
+        ("assertion", "ENV_ASSERTION", "env_assertions", "env_assertion"),
+        ("nl", "NL_ASSERTION", "nl_assertions", "nl_assertion"),
+    ):
+        for i, check in enumerate(graded.get(key) or [] if counted in basis else []):
             checks[f"{kind}:{i}"] = {"passed": bool(check["met"]), "expected": check[text], "actual": check.get("justification"), "message_index": None}
     return checks
 

@@ -80,6 +80,8 @@ class Evidence:
         tried = {c for attempts in self.attempts for c in attempts}
         self.strays = [c for c, call in enumerate(self.calls) if self.kind(call) == "write" and c not in tried]
         self._texts = [_message_text(m) for m in self.messages]
+        every = [a["arguments"] for a in self.expected] + [c.arguments for c in self.calls]
+        self._spelling = {text_of(v): str(v) for arguments in every for _, v in leaves(arguments)}
 
     def kind(self, call: Call) -> str:
         return self.kinds.get(call.name) or read_or_write(call.name)
@@ -111,18 +113,23 @@ class Evidence:
         return self.origin(value)[0] == "user"
 
     def made_up(self, value: str) -> bool:
-        """The agent wrote it before anybody else: derived, or a slip."""
-        return self.origin(value)[0] == "assistant"
+        """The agent wrote it before anybody else: derived, or a slip. A date is not made up: "May 20" becomes 2024-05-20."""
+        return self.origin(value)[0] == "assistant" and not _DATE.fullmatch(value)
 
     def before(self, value: str, call: Call) -> bool:
         """The value occurs in the conversation before the call."""
         return self.origin(value)[1] < call.message_index
+
+    def spell(self, *values: str) -> str:
+        """Values as the arguments spell them, for reasons."""
+        return ", ".join(self._spelling.get(v, v) for v in values)
 
     def last(self) -> int:
         """The agent's last message."""
         return max((i for i, m in enumerate(self.messages) if m["role"] == "assistant"), default=len(self.messages) - 1)
 
 
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _IDENTIFIER = re.compile(r"#?(?=.*[a-z#])(?=.*\d)[\w#@.-]+")
 
 
@@ -176,15 +183,15 @@ def structured_data_reasoning(e: Evidence) -> Verdict:
             for key, value in sorted(looked_up):
                 instead = sorted(v for k, v in given - wanted if k == key)
                 if (key, value) in given:
-                    right = right or (call.message_index, f"{call.name} carries the {key} {value}, which had to be looked up")
+                    right = right or (call.message_index, f"{call.name} carries the {key} {e.spell(value)}, which had to be looked up")
                 elif action["kind"] == "read" and _read_elsewhere(e, action["name"], key, value, instead):
                     continue
                 elif instead and (not call.error or all(e.before(v, call) for v in instead)):
-                    wrong.append((call.message_index, f"{call.name} carries {key} {', '.join(instead)} where {value} was right"))
+                    wrong.append((call.message_index, f"{call.name} carries {key} {e.spell(*instead)} where {e.spell(value)} was right"))
     for c in e.strays:
         call = e.calls[c]
         for key, value in sorted(_wrong_records(e, call)):
-            wrong.append((call.message_index, f"{call.name} goes to {key} {value}, a record that the tools showed but that was not meant"))
+            wrong.append((call.message_index, f"{call.name} goes to {key} {e.spell(value)}, a record that the tools showed but that was not meant"))
     if wrong:
         return LACKING, *min(wrong)
     return (PRESENT, *right) if right else (NA, None, "no attempt at an action with a value to look up")
@@ -194,7 +201,7 @@ def _read_elsewhere(e: Evidence, name: str, key: str, value: str, instead: Seque
     """Whether reading another record is no mistake: the right one was used in some call, or the other one was to be read as well."""
     used = any((key, value) in fields(call.arguments) for call in e.calls)
     meant = {v for a in e.expected if a["name"] == name for k, v in fields(a["arguments"]) if k == key}
-    return used or not instead or any(v in meant or e.dictated(v) for v in instead)
+    return used or not instead or any(v in meant for v in instead)
 
 
 def _wrong_records(e: Evidence, call: Call) -> set[tuple[str, str]]:
@@ -208,8 +215,8 @@ def multi_step_task_completion(e: Evidence) -> Verdict:
     """Every one of several requests is attended to.
 
     A request is an expected write with the reads that it needs, or a read whose result has to be told. Applicable when there are two or more
-    and the agent ended the episode itself. LACKING when nothing was done for one of them: no attempt, and no stray write about its record or
-    about a wrong one in its place.
+    and the agent ended the episode itself. LACKING when nothing was done for one of them: no attempt, no stray write about its record or
+    about a wrong one in its place, and no word in the last message about the record that was looked at for it.
     """
     told = " ".join(e.to_tell).lower()
     written = {record for a in e.expected if a["kind"] == "write" for record in e.records(a["arguments"])}
@@ -233,6 +240,8 @@ def multi_step_task_completion(e: Evidence) -> Verdict:
         elif substitutes:
             strays.remove(substitutes[0])
             attended.append(e.calls[substitutes[0]].message_index)
+        elif _refused(e, records):
+            attended.append(e.last())
         else:
             missed.append(action)
     if not missed:
@@ -241,6 +250,13 @@ def multi_step_task_completion(e: Evidence) -> Verdict:
         return NA, None, "the episode was cut off before all requests could be attended to"
     names = ", ".join(_shown(a) for a in missed)
     return LACKING, e.last(), f"ended with {len(missed)} of {len(requests)} requests not attended to: {names}"
+
+
+def _refused(e: Evidence, records: set[tuple[str, str]]) -> bool:
+    """Whether the last message speaks of the record that was read for a request: it was looked at and turned down, rightly or wrongly."""
+    reads = [c for a, attempts in zip(e.expected, e.attempts, strict=True) if a["kind"] == "read" and records & e.records(a["arguments"]) for c in attempts]
+    closing = e.messages[e.last()]["content"].lower()
+    return any(value in closing for c in reads for _, value in e.records(e.calls[c].arguments))
 
 
 def precondition_verification(e: Evidence) -> Verdict:
@@ -289,8 +305,9 @@ def tool_calling_precision(e: Evidence) -> Verdict:
     """Calls are well formed and carry the values that were given.
 
     Applicable when a write with payload was tried (a value under a key that no read takes: there a slip cannot be caught by looking). LACKING
-    when a dictated value arrives as one that nobody wrote before, when a call with a made-up value or a wrong form comes back as an error,
-    or when the episode ended with an invalid call. A call refused although each value is a true copy is not a slip.
+    when a dictated value arrives as one that nobody wrote before, when a call comes back as an error although it was the agent's to get
+    right (a made-up value, a wrong form, or numbers that the agent worked out), or when the episode ended with an invalid call. A
+    call refused although it only names records that came up, or copies what the user dictated, is not a slip.
     """
     lacking: list[tuple[int, str]] = []
     present: list[tuple[int, str]] = []
@@ -304,12 +321,14 @@ def tool_calling_precision(e: Evidence) -> Verdict:
             for key, value in sorted(wanted - given):
                 invented = sorted(v for k, v in given - wanted if k == key and _is_value(v) and e.made_up(v))
                 if invented and _is_value(value) and e.dictated(value):
-                    lacking.append((call.message_index, f"{call.name} carries {key} {', '.join(invented)}; the user gave {value}"))
+                    lacking.append((call.message_index, f"{call.name} carries {key} {e.spell(*invented)}; the user gave {e.spell(value)}"))
     for call in e.calls:
-        made_up = any(_is_value(v) and e.made_up(v) for _, v in fields(call.arguments))
-        if call.error and (made_up or _MALFORMED.search(call.result or "")):
+        values = [(k, v) for k, v in fields(call.arguments) if _is_value(v)]
+        payload = e.kind(call) == "write" and any(k not in e.record_keys for k, _ in leaves(call.arguments))
+        composed = payload and any(k not in e.record_keys and v.replace(".", "").isdigit() and not e.dictated(v) for k, v in values)
+        if call.error and (composed or any(e.made_up(v) for _, v in values) or _MALFORMED.search(call.result or "")):
             lacking.append((call.message_index, f"{_called(call)} came back as: {(call.result or '')[:80]}"))
-        elif e.kind(call) == "write" and not call.error and any(k not in e.record_keys for k, _ in leaves(call.arguments)):
+        elif payload and not call.error:
             present.append((call.message_index, f"{call.name} is well formed and its values are true copies"))
     if lacking:
         return LACKING, *min(lacking)
@@ -322,24 +341,20 @@ _MALFORMED = re.compile(r"argument|parameter|keyword|schema|json|no such tool|to
 def communicating_results(e: Evidence) -> Verdict:
     """What was found out is told.
 
-    Applicable when the task asks for something to be told and all of it had come up before the end. LACKING when no message of the agent
-    holds it.
+    Applicable when the task asks for something to be told that one call and its result showed. LACKING when no message of the agent holds it.
     """
     first_told: list[int] = []
     for wanted in e.to_tell:
         words = wanted.lower().replace(",", "").split()
         told = [i for i, m in enumerate(e.messages) if m["role"] == "assistant" and all(w in m["content"].lower().replace(",", "") for w in words)]
+        shown = [c for c in e.calls if set(words) <= set(re.findall(r"[\w.-]+", f"{_called(c)} {c.result or ''}".lower().replace(",", "")))]
         if told:
             first_told.append(told[0])
-        elif e.ended and all(e.origin(w)[0] in ("tool", "user") or any(w == text_of(v) for _, v in _all_arguments(e)) for w in words):
-            return LACKING, e.last(), f"ended without telling {wanted!r}, which had come up"
+        elif shown and e.ended:
+            return LACKING, e.last(), f"ended without telling {wanted!r}, which {shown[0].name} had shown"
     if first_told:
         return PRESENT, first_told[0], "what was asked for is told"
     return NA, None, "nothing known that had to be told"
-
-
-def _all_arguments(e: Evidence) -> Iterable[tuple[str, Any]]:
-    return (leaf for call in e.calls for leaf in leaves(call.arguments))
 
 
 def _keys(records: Iterable[tuple[str, str]]) -> set[str]:
@@ -352,7 +367,7 @@ def _is_value(value: str) -> bool:
 
 
 def _shown(action: dict[str, Any]) -> str:
-    inner = ", ".join(text_of(v) for _, v in list(leaves(action["arguments"]))[:3])
+    inner = ", ".join(str(v) for _, v in list(leaves(action["arguments"]))[:3])
     return f"{action['name']}({inner})"
 
 

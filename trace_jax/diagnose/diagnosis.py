@@ -1,0 +1,252 @@
+"""Step 1 from trajectories to retained capabilities: draw, discover, label in several runs, aggregate, select, write.
+
+The labeller is anything with `name`, `deterministic`, `discover(trajectories)` and `label(trajectories, candidates, attempt)`; the evidence
+analyst is the embedded one. Files go through an injected `write(relative path, bytes)`, the selection last: where it exists the step is done.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rl.trajectory import Trajectory
+from trace_jax.diagnose.aggregate import MIN_SUPPORT, Figures, Run, aggregate, encode_run
+from trace_jax.diagnose.evidence import LACKING, Candidate, EvidenceAnalyst, Label, expected_actions
+from trace_jax.diagnose.select import select
+from trace_jax.errors import InputError
+
+_SHARE = 0.8  # of the trajectories that a run draws where each task has one trial
+_EXAMPLES = 3
+MAX_CANDIDATES = 10
+
+
+class Analyst(Protocol):
+    """A labeller. A deterministic one gives a trajectory the same labels in every run, so it is asked once."""
+
+    name: str
+    deterministic: bool
+
+    def discover(self, trajectories: Sequence[Trajectory]) -> list[Candidate]: ...
+
+    def label(self, trajectories: Sequence[Trajectory], candidates: Sequence[Candidate], attempt: int) -> list[Label]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What step 1 found.
+
+    Attributes:
+      figures: of all candidates, largest mean gap first; `retained` are those that passed.
+      labels: of the first run that saw each trajectory.
+      outcome: trajectory id to whether it passed.
+      errors: infrastructure failures by kind; they are neither passed nor failed.
+      do_nothing: tasks whose reward is 1 without any action, as far as the trajectories tell.
+      passed_do_nothing: passed trajectories on such tasks.
+      notes: what a reader must know of the data, in whole sentences.
+      selection: the entries of `selected_capabilities.json`.
+    """
+
+    candidates: list[Candidate]
+    figures: list[Figures]
+    labels: list[Label]
+    outcome: dict[str, bool]
+    errors: dict[str, int]
+    do_nothing: list[str]
+    passed_do_nothing: int
+    notes: list[str]
+    selection: list[dict[str, Any]]
+    thresholds: dict[str, Any]
+
+    @property
+    def retained(self) -> list[str]:
+        return [f.capability for f in self.figures if f.passes_consistency]
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures, for the report; NaN becomes null."""
+        bound = {c.name: c.outcome_bound for c in self.candidates}
+        rows = [
+            {
+                **{k: (None if v != v else v) for k, v in dataclasses.asdict(f).items()},
+                "outcome_bound": bound[f.capability],
+                "supported": f.supported,
+            }
+            for f in self.figures
+        ]
+        rest = {k: getattr(self, k) for k in ("errors", "do_nothing", "passed_do_nothing", "notes", "thresholds")}
+        passed = sum(self.outcome.values())
+        return {"passed": passed, "failed": len(self.outcome) - passed, **rest, "capabilities": rows}
+
+
+def diagnose(
+    trajectories: Iterable[Trajectory],
+    *,
+    analyst: Analyst | None = None,
+    runs: int = 10,
+    coverage: float = 0.10,
+    gap: float = 0.20,
+    min_runs: int = 8,
+    seed: int = 0,
+    blind: bool = False,
+    write: Callable[[str, bytes], None] | None = None,
+    previous: Sequence[dict[str, Any]] = (),
+) -> Diagnosis:
+    """Finds the capabilities that the agent lacks.
+
+    Args:
+      trajectories: of one agent, graded.
+      analyst: the labeller; None is the evidence analyst.
+      runs: labelling runs, each on trajectories drawn by `draw`.
+      coverage, gap, min_runs: the thresholds of a run, and in how many runs both must be reached.
+      blind: hides the outcome from the labeller.
+      write: receives the files of `diagnosis/`; None writes none.
+      previous: entries of an earlier selection whose environments are kept.
+
+    Raises:
+      InputError: no graded trajectory, two of one id, or thresholds that no run can meet.
+    """
+    if not 1 <= min_runs <= runs:
+        raise InputError(f"diagnosis.min_runs is {min_runs}; it must lie between 1 and diagnosis.runs, which is {runs}")
+    analyst = analyst or EvidenceAnalyst()
+    everything = list(trajectories)
+    twice = [i for i, n in collections.Counter(t.id for t in everything).items() if n > 1]
+    if twice:
+        raise InputError(f"trajectory id {twice[0]!r} occurs twice; each file may be given once")
+    used, notes = _train_only(everything)
+    graded = [t for t in used if t.error is None]
+    if not graded:
+        raise InputError("no graded trajectory to diagnose: all ended with an infrastructure error or there are none; check the result files")
+    names = sorted({t.policy.get("name") or "?" for t in graded})
+    if len(names) > 1:
+        notes.append(f"The trajectories come from several agents ({', '.join(names)}); the figures are those of none of them.")
+
+    candidates = analyst.discover(graded)[:MAX_CANDIDATES]
+    seen = [_blinded(t) for t in graded] if blind else graded
+    by_id = {t.id: t for t in seen}
+    fixed = analyst.label(seen, candidates, 1) if analyst.deterministic else None
+    labels: dict[tuple[str, str], Label] = {}
+    labelled: list[Run] = []
+    for attempt in range(1, runs + 1):
+        ids = draw(graded, attempt, seed)
+        found = fixed if fixed is not None else analyst.label([by_id[i] for i in ids], candidates, attempt)
+        labelled.append(_run(attempt, ids, graded, candidates, found))
+        for label in found:
+            labels.setdefault((label.trajectory, label.capability), label)
+    figures = aggregate(labelled, coverage=coverage, gap=gap, min_runs=min_runs, seed=seed) if candidates else []
+    notes += _notes(graded, figures, candidates, analyst)
+    nothing = do_nothing_tasks(graded)
+    diagnosis = Diagnosis(
+        candidates=candidates,
+        figures=figures,
+        labels=list(labels.values()),
+        outcome={t.id: t.success for t in graded},
+        errors=dict(collections.Counter(t.error["kind"] for t in used if t.error)),
+        do_nothing=nothing,
+        passed_do_nothing=sum(t.success and _task(t) in set(nothing) for t in graded),
+        notes=notes,
+        selection=select(figures, {c.name: c.description for c in candidates}, previous),
+        thresholds={"coverage": coverage, "gap": gap, "min_runs": min_runs, "runs": runs, "analyst": analyst.name, "blind": blind},
+    )
+    if write is not None:
+        _write(diagnosis, labelled, graded, write)
+    return diagnosis
+
+
+def draw(trajectories: Sequence[Trajectory], attempt: int, seed: int) -> list[str]:
+    """The ids that a run labels: one trial of each task where there are several, else 80 % of the trajectories, without replacement."""
+    rng = np.random.default_rng([seed, attempt])
+    trials: dict[str, list[str]] = {}
+    for t in trajectories:
+        trials.setdefault(_task(t), []).append(t.id)
+    if any(len(ids) > 1 for ids in trials.values()):
+        return [ids[int(rng.integers(len(ids)))] for ids in trials.values()]
+    kept = rng.permutation(len(trajectories))[: max(1, round(_SHARE * len(trajectories)))]
+    return [trajectories[n].id for n in sorted(kept)]
+
+
+def do_nothing_tasks(trajectories: Iterable[Trajectory]) -> list[str]:
+    """Tasks that reward doing nothing, told from the grader's evidence: it compared the database, and expects no change, nothing said,
+    no assertion and nothing of the user."""
+    tasks: dict[str, set[str]] = {}
+    for t in trajectories:
+        demands = {name.partition(":")[0] for name in t.checks if not name.startswith("action:")}
+        demands |= {"action" for action in expected_actions(t) if action["kind"] == "write" or action.get("required")}
+        tasks.setdefault(_task(t), set()).update(demands)
+    return [task for task, demands in tasks.items() if demands == {"db"}]
+
+
+def _task(t: Trajectory) -> str:
+    """The task of a trajectory as its id names it, so that tasks of several domains stay apart."""
+    return t.id.rpartition("#")[0] or t.task_id
+
+
+def _train_only(trajectories: list[Trajectory]) -> tuple[list[Trajectory], list[str]]:
+    splits = {t.split for t in trajectories}
+    if "train" in splits:
+        train = [t for t in trajectories if t.split == "train"]
+        left = len(trajectories) - len(train)
+        return train, [f"{left} trajectories of other splits were left out: capabilities are mined on the train split only."] if left else []
+    if splits == {""}:
+        return trajectories, ["The files do not say which split their tasks belong to: do not evaluate on these tasks."]
+    shown = ", ".join(sorted(splits - {""}))
+    return trajectories, [f"All tasks are of the split {shown}: what is trained on this diagnosis has seen its test tasks."]
+
+
+def _blinded(t: Trajectory) -> Trajectory:
+    """The trajectory without its outcome: reward 0, no verdict on any check."""
+    return dataclasses.replace(t, reward=0.0, success=False, checks={name: {**c, "passed": None} for name, c in t.checks.items()})
+
+
+def _run(attempt: int, ids: Sequence[str], graded: Sequence[Trajectory], candidates: Sequence[Candidate], labels: Sequence[Label]) -> Run:
+    drawn = set(ids)
+    codes: dict[str, dict[str, int]] = {c.name: {} for c in candidates}
+    for label in labels:
+        if label.trajectory in drawn:
+            codes[label.capability][label.trajectory] = _CODE[label.value]
+    return Run(attempt, {t.id: not t.success for t in graded if t.id in drawn}, codes)
+
+
+_CODE = {"NA": 0, "PRESENT": 1, "LACKING": 2}
+
+
+def _notes(graded: Sequence[Trajectory], figures: Sequence[Figures], candidates: Sequence[Candidate], analyst: Analyst) -> list[str]:
+    notes = []
+    several = len({_task(t) for t in graded}) < len(graded)
+    if analyst.deterministic:
+        what = "one trial of each task" if several else "80 % of the trajectories (each task has one trial)"
+        notes.append(f"Runs differ only in what they draw, {what}; the {analyst.name} analyst labels a trajectory the same way each time.")
+    passed = sum(t.success for t in graded)
+    if passed in (0, len(graded)):
+        notes.append(f"All trajectories {'passed' if passed else 'failed'}: there is nothing to contrast.")
+    bound = {c.name for c in candidates if c.outcome_bound}
+    fixed = [f.capability for f in figures if f.capability in bound and f.applicable_failed]
+    if fixed:
+        notes.append(f"A passed trajectory cannot be LACKING in {', '.join(fixed)}: ER+ is 0 by construction and the gap is ER-.")
+    thin = [f"{f.capability} ({f.applicable_passed:.1f})" for f in figures if not f.supported]
+    if thin:
+        notes.append(f"Gaps with little support, fewer than {MIN_SUPPORT} applicable passed trajectories a run: {', '.join(thin)}.")
+    return notes
+
+
+def _write(d: Diagnosis, runs: Sequence[Run], graded: Sequence[Trajectory], write: Callable[[str, bytes], None]) -> None:
+    rewards = {t.id: t.reward for t in graded}
+    listed = []
+    for c in d.candidates:
+        shown = [x for x in d.labels if x.capability == c.name and x.value == LACKING and not d.outcome[x.trajectory]][:_EXAMPLES]
+        examples = [{"task_id": x.trajectory, "reward": rewards[x.trajectory], "note": f"message {x.message_index}: {x.reason}"} for x in shown]
+        listed.append({"name": c.name, "description": c.description, "example_trajectories": examples})
+    write("diagnosis/candidates.json", _json({"candidates": listed}))
+    for run in runs:
+        write(f"diagnosis/runs/run_{run.attempt:02d}.json", _json(encode_run(run)))
+    lines = (json.dumps({**dataclasses.asdict(x), "passed": d.outcome[x.trajectory]}, ensure_ascii=False) for x in d.labels)
+    write("diagnosis/evidence.jsonl", "".join(line + "\n" for line in lines).encode())
+    write("diagnosis/figures.json", _json(d.to_json()))
+    write("diagnosis/selected_capabilities.json", _json(d.selection))
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -1,0 +1,81 @@
+"""What `trace-jax diagnose` prints: the table of capabilities, the label of each trajectory with the message that shows it, and the notes."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from trace_jax.diagnose.aggregate import Figures
+from trace_jax.diagnose.diagnosis import Diagnosis
+from trace_jax.diagnose.evidence import LACKING
+from trace_jax.statistics import wilson
+
+
+def print_diagnosis(d: Diagnosis, console: Console | None = None, explain: int | None = None) -> None:
+    """Prints a diagnosis.
+
+    Args:
+      explain: how many LACKING labels to explain for each capability; None is all.
+    """
+    console = console or Console()
+    passed, total = sum(d.outcome.values()), len(d.outcome)
+    low, high = wilson(passed, total)
+    errors = ", ".join(f"{n} {kind}" for kind, n in d.errors.items())
+    console.print(
+        f"{total} trajectories: {passed} passed, {total - passed} failed (success {passed / total:.1%}, 95 % interval {low:.1%} to {high:.1%})"
+        + (f"; besides {errors}, counted apart" if errors else "")
+    )
+    console.print(_table(d))
+    t = d.thresholds
+    console.print(
+        f"A run passes at coverage >= {t['coverage']:g} and gap >= {t['gap']:g}; retained: {t['min_runs']} of {t['runs']} runs. "
+        "Intervals: 95 % bootstrap. * = see notes.",
+        style="dim",
+    )
+    for f in d.figures:
+        _explain(d, f, console, explain)
+    if d.do_nothing:
+        count = len({i.rpartition("#")[0] or i for i in d.outcome})
+        console.print(
+            f"\nDoing nothing is rewarded in {len(d.do_nothing)} of {count} tasks; {d.passed_do_nothing} of the {passed} passed trajectories are there: "
+            + escape(", ".join(d.do_nothing))
+        )
+    for note in d.notes:
+        console.print("Note: " + escape(note))
+
+
+def _table(d: Diagnosis) -> Table:
+    bound = {c.name for c in d.candidates if c.outcome_bound}
+    table = Table(title="Capabilities", title_justify="left")
+    for heading in ("capability", "coverage", "ER-", "ER+", "gap", "runs", "alpha", "retained"):
+        table.add_column(heading, justify="left" if heading == "capability" else "right")
+    for f in d.figures:
+        mark = "*" if not f.supported or f.capability in bound else ""
+        table.add_row(
+            f.capability,
+            _figure(f.mean_cov, f.cov_interval),
+            f"{f.er_minus:.2f} of {f.applicable_failed:.1f}",
+            f"{f.er_plus:.2f} of {f.applicable_passed:.1f}",
+            _figure(f.mean_delta, f.gap_interval) + mark,
+            f"{f.n_runs_passed}/{f.n_runs_total}",
+            "-" if f.alpha != f.alpha else f"{f.alpha:.2f}",
+            "[green]yes[/]" if f.passes_consistency else "no",
+        )
+    return table
+
+
+def _figure(value: float, interval: tuple[float, float]) -> str:
+    return f"{value:.2f} ({interval[0]:.2f}, {interval[1]:.2f})"
+
+
+def _explain(d: Diagnosis, f: Figures, console: Console, limit: int | None) -> None:
+    found = [x for x in d.labels if x.capability == f.capability and x.value == LACKING]
+    if not found:
+        return
+    console.print(f"\n[bold]{f.capability}[/] LACKING, by message (0 is the system prompt)")
+    for label in found[:limit]:
+        outcome = "passed" if d.outcome[label.trajectory] else "failed"
+        console.print(escape(f"  {label.trajectory} ({outcome}), message {label.message_index}: {label.reason}"), soft_wrap=True, highlight=False)
+    if limit is not None and len(found) > limit:
+        console.print(f"  and {len(found) - limit} more in diagnosis/evidence.jsonl", style="dim")
