@@ -1,0 +1,70 @@
+"""The types that an environment and its users share, and the one exception that is never the agent's reward.
+
+An environment package speaks plain JSON (see `envs.package`). These types are what the host makes of it after every reply was checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool, as the agent makes it."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What the agent sees first: the policy, and messages `{"role", "content"}` (of the user, or a conversation that goes on)."""
+
+    system: str
+    messages: list[dict[str, Any]]
+
+
+class Reply(NamedTuple):
+    """The answer to one action: a tool's result or the user's text (None: nothing more to say), and whether the episode is over."""
+
+    text: str | None
+    done: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The evidence of one check of the verifier.
+
+    Attributes:
+      call: index in the episode's own log of calls and texts, which is all that an environment knows of the conversation.
+      message_index: index in the trajectory's messages, which only the episode loop knows; None until it has filled it in.
+    """
+
+    passed: bool
+    expected: Any
+    actual: Any
+    call: int | None = None
+    message_index: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The verdict. `reward` is in [0, 1]; the names of `checks` say their kind (`action:0`, `db`, `communicate:0`, `assertion:0`)."""
+
+    reward: float
+    checks: dict[str, Check]
+
+
+class EnvironmentFault(Exception):
+    """The environment's own failure: it crashed, missed a deadline, or replied with what is no reply. Never the agent's reward.
+
+    Attributes:
+      kind: `exception` (its code raised), `crash` (it ended the worker), `deadline`, `reply` (malformed), `replay` (the same actions gave
+        another result), `quarantine` (other episodes of the package crashed too often).
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind

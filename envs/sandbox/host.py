@@ -1,0 +1,388 @@
+"""The host's side of the sandbox: a pool of workers, each with many episodes, and the record from which any of them can be rebuilt.
+
+Requests travel in batches, one message per worker, and the workers run at the same time. The host keeps the actions of every episode. When
+a worker crashes, hangs or talks nonsense it is killed, and its requests are sent again one by one to a new worker, which first plays the
+episode's actions again; so the culprit is found, the others never notice, and an episode that keeps killing its worker becomes an
+`EnvironmentFault`. The same replay serves after a worker was retired for age. It must give the same replies; an episode for which it does
+not is a fault too, since nothing can be learned from it.
+
+Workers are separate processes with an empty environment, closed files and resource limits. The kernel-level lock-down (seccomp, Landlock,
+namespaces) is NOT there yet: a malicious package could read files and use the network. Therefore only the packages that come with trace-jax
+and the user's own may be run; nothing that somebody else or a language model wrote.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from envs.base import EnvironmentFault, Reply, Score, Start
+from envs.package import Package
+from envs.sandbox.process import Death, Process, exchange
+from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, parse_function, parse_message, parse_value
+
+EPISODE_OPS = ("reset", "call", "respond", "score")
+FUNCTIONS = ("tools", "oracle", "hint")
+
+Request = tuple["Episode", str, tuple]
+Answer = Start | Reply | Score | EnvironmentFault
+
+
+class Episode:
+    """One running instance of an environment; `Pool.open` makes it. Its methods raise EnvironmentFault, and the same one ever after.
+
+    Dropping the last reference frees the instance in its worker.
+    """
+
+    def __init__(self, pool: Pool, key: int, package: Package, seed: int, knobs: dict[str, int | float]):
+        self.package, self.seed, self.knobs, self.key = package, seed, knobs, key
+        self.fault: EnvironmentFault | None = None
+        self._pool = pool
+        self._over = False
+        self._log: list[tuple[str, Sequence, int]] = []  # op, arguments, fingerprint of the reply; begins with the reset
+
+    def reset(self) -> Start:
+        """Begins, or begins again."""
+        return self._one("reset")
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Reply:
+        """Calls a tool: (its result, whether the episode is over)."""
+        return self._one("call", name, arguments)
+
+    def respond(self, text: str) -> Reply:
+        """Says `text` to the scripted user: (the answer or None, whether the episode is over)."""
+        return self._one("respond", text)
+
+    def score(self) -> Score:
+        """The verdict on what was done so far."""
+        return self._one("score")
+
+    def done(self) -> bool:
+        """Whether the episode is over, as the last reply said; costs no message."""
+        return self._over
+
+    def _one(self, op: str, *arguments: Any) -> Any:
+        (answer,) = self._pool.batch([(self, op, arguments)])
+        if isinstance(answer, EnvironmentFault):
+            raise answer
+        return answer
+
+
+class _Item(NamedTuple):
+    """One request of a batch, and its place in it (None: an action that is played again)."""
+
+    position: int | None
+    package: Package
+    episode: Episode | None  # None for a function of the package
+    op: str
+    arguments: Sequence
+    fingerprint: int | None = None  # what the reply must be, when played again
+
+    @property
+    def wire(self) -> tuple:
+        return (self.episode.key if self.episode else None, self.op, self.arguments)
+
+
+class _Message(NamedTuple):
+    """What one worker is asked in one go, and what it will hold afterwards."""
+
+    process: Process
+    plan: list[_Item]
+    packages: dict[str, str]
+    hosted: set[int]
+    freed: list[int]
+
+    @property
+    def payload(self) -> bytes:
+        """
+        Raises:
+          ValueError: arguments that are not JSON.
+        """
+        content = {"packages": self.packages, "free": self.freed, "requests": [item.wire for item in self.plan]}
+        try:
+            return json.dumps(content, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"the arguments of a request are not JSON: {error}") from None
+
+
+class Pool:
+    """Workers that host environments. A context manager; `close` ends the processes.
+
+    Which worker hosts an episode, and with which others, makes no difference to it: that is what the certificate checks of a package.
+    May be used from several threads; their batches follow each other. The first batch should come from a thread that lives as long as the
+    pool: the kernel ends a worker together with the thread that started it (the next batch then starts another, with a replay).
+
+    Args:
+      workers: processes. Two cores less than the machine has is plenty; 256 episodes and more fit in one.
+      deadline_s: for one batch, resets and replays included.
+      recycle: episodes after which a worker is replaced, against slow leaks.
+      quarantine: episodes of one package that may end in a kill before all others of it are refused unseen.
+      hash_seed: PYTHONHASHSEED of the workers.
+      memory_bytes: address space of one worker.
+
+    Raises:
+      OSError: no process could be started.
+    """
+
+    def __init__(
+        self,
+        workers: int = 1,
+        *,
+        deadline_s: float = 20.0,
+        recycle: int = 10_000,
+        quarantine: int = 8,
+        hash_seed: int = 0,
+        memory_bytes: int = 1 << 30,
+    ):
+        if workers < 1:
+            raise ValueError(f"workers = {workers} must be at least 1")
+        self.deadline_s, self.recycle, self.quarantine = deadline_s, recycle, quarantine
+        self._process_options = (hash_seed, memory_bytes)
+        self._lock = threading.RLock()
+        self._processes: list[Process | None] = [None] * workers
+        self._opened = 0
+        self._kills: collections.Counter[str] = collections.Counter()  # by package digest
+        self.restarts = 0  # workers that were given up
+        try:
+            for slot in range(workers):
+                self._ready(slot)
+        except OSError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers. Episodes of the pool cannot be used any more."""
+        with self._lock:
+            for process in self._processes:
+                if process is not None:
+                    process.kill()
+            self._processes = []
+
+    def open(self, package: Package, seed: int, knobs: dict[str, Any] | None = None) -> Episode:
+        """An episode that is still to be reset; no message is sent. Workers take turns.
+
+        Raises:
+          PackageError: a knob that the package has not, or out of its range.
+        """
+        with self._lock:
+            self._opened += 1
+            episode = Episode(self, self._opened, package, seed, package.resolve_knobs(knobs))
+        weakref.finalize(episode, self._free, episode.key).atexit = False
+        return episode
+
+    def batch(self, requests: Sequence[Request]) -> list[Answer]:
+        """Performs requests `(episode, op, arguments)`, those of one episode in the order given, in one message per worker.
+
+        Ops: `("reset", ())` gives Start, `("call", (name, arguments))` and `("respond", (text,))` give Reply, `("score", ())` gives Score.
+
+        Returns:
+          One answer per request. A fault of an episode is the answer to this and all later requests of that episode, and of no other.
+
+        Raises:
+          ValueError: an unknown op, an episode of another pool or not yet reset, arguments that are not JSON. Nothing was performed then.
+        """
+        items = [_Item(i, episode.package, episode, op, arguments) for i, (episode, op, arguments) in enumerate(requests)]
+        with self._lock:
+            begun = set()
+            for item in items:
+                if item.op not in EPISODE_OPS:
+                    raise ValueError(f"request {item.position}: {item.op!r} must be one of {', '.join(EPISODE_OPS)}")
+                if item.episode._pool is not self:
+                    raise ValueError(f"request {item.position}: the episode belongs to another pool")
+                if item.op == "reset":
+                    begun.add(item.episode.key)
+                elif not item.episode._log and item.episode.key not in begun and item.episode.fault is None:
+                    raise ValueError(f"request {item.position}: {item.op} of an episode of {item.package.name} that was never reset")
+            return self._perform(items)
+
+    def function(self, package: Package, name: str, *arguments: Any) -> Any:
+        """The package's `tools` (no arguments; its TOOLS), `oracle` or `hint` (seed and, optionally, knobs), run in a worker and checked.
+
+        Raises:
+          EnvironmentFault: the function raised, killed its worker, or returned something else.
+          PackageError: bad knobs.
+          ValueError: an unknown name.
+        """
+        return self.functions(package, name, [arguments])[0]
+
+    def functions(self, package: Package, name: str, calls: Iterable[Sequence]) -> list[Any]:
+        """`function` for many arguments in one batch. Raises the first fault."""
+        if name not in FUNCTIONS:
+            raise ValueError(f"function {name!r} must be one of {', '.join(FUNCTIONS)}")
+        items = []
+        for position, call in enumerate(calls):
+            if name == "tools":
+                arguments: list = []
+            else:
+                seed, knobs = (*call, None)[:2]
+                arguments = [seed, package.resolve_knobs(knobs)]
+            items.append(_Item(position, package, None, "function", [package.digest, name, arguments]))
+        with self._lock:
+            answers = self._perform(items)
+        for answer in answers:
+            if isinstance(answer, EnvironmentFault):
+                raise answer
+        return answers
+
+    def _perform(self, items: list[_Item]) -> list[Any]:
+        if not self._processes:
+            raise ValueError("the pool is closed")
+        answers: list[Any] = [None] * len(items)
+        by_slot: dict[int, list[_Item]] = collections.defaultdict(list)
+        for item in items:
+            key = item.episode.key if item.episode else item.position
+            by_slot[key % len(self._processes)].append(item)
+        messages = [
+            self._compose(self._ready(slot), [item for item in group if not self._refused(item, answers)])
+            for slot, group in by_slot.items()
+        ]
+        deaths = self._send(messages, answers)
+        for (slot, group), death in zip(by_slot.items(), deaths, strict=True):
+            if death is not None:
+                for item in group:
+                    self._alone(slot, item, answers)
+        return answers
+
+    def _alone(self, slot: int, item: _Item, answers: list[Any]) -> None:
+        """One request in messages of its own, twice at most."""
+        for _ in range(2):
+            if self._refused(item, answers):
+                return
+            (death,) = self._send([self._compose(self._ready(slot), [item])], answers)
+            if death is None:
+                return
+        self._kills[item.package.digest] += 1
+        self._blame(item, EnvironmentFault(death.kind, f"{_where(item)}: {death}"), answers)
+
+    def _refused(self, item: _Item, answers: list[Any]) -> bool:
+        """Whether the answer is known to be a fault without asking."""
+        if item.episode is not None and item.episode.fault is not None:
+            answers[item.position] = item.episode.fault
+            return True
+        kills = self._kills[item.package.digest]
+        if kills >= self.quarantine:
+            fault = EnvironmentFault("quarantine", f"{_where(item)}: refused, since {kills} episodes of the package ended their workers")
+            self._blame(item, fault, answers)
+            return True
+        return False
+
+    @staticmethod
+    def _compose(process: Process, items: list[_Item]) -> _Message:
+        """All that must be asked to get these requests answered: episodes that live elsewhere are played again first."""
+        freed = list(process.freed)
+        message = _Message(process, [], {}, process.hosted.difference(freed), freed)
+        for item in items:
+            digest, episode = item.package.digest, item.episode
+            if digest not in process.packages:
+                message.packages[digest] = item.package.source
+            if item.op == "reset":
+                item = item._replace(arguments=(digest, episode.seed, episode.knobs))
+            elif episode is not None and episode.key not in message.hosted:
+                message.plan.extend(_Item(None, item.package, episode, *entry) for entry in episode._log)
+            if episode is not None:
+                message.hosted.add(episode.key)
+            message.plan.append(item)
+        return message
+
+    def _send(self, messages: list[_Message], answers: list[Any]) -> list[Death | None]:
+        """Exchanges the messages; the answers are in place, or the death of the worker is returned."""
+        ready = [(m.process, m.payload, len(m.plan) * (MAX_REPLY_BYTES + 1) + 2) for m in messages]
+        for process, plan, packages, hosted, freed in messages:
+            process.packages |= packages.keys()
+            process.hosted = hosted
+            process.opened += sum(item.op == "reset" for item in plan)
+            for _ in freed:
+                process.freed.popleft()
+        try:
+            results = exchange(ready, self.deadline_s)
+        except BaseException:  # interrupted: replies that nobody waits for must not answer the next batch
+            for message in messages:
+                message.process.kill()
+            raise
+        return [self._accept(message.process, message.plan, result, answers) for message, result in zip(messages, results, strict=True)]
+
+    def _accept(self, process: Process, plan: list[_Item], result: bytes | Death, answers: list[Any]) -> Death | None:
+        """Takes over the replies of a message, or says why there are none."""
+        if isinstance(result, Death):
+            return result
+        try:
+            replies = parse_message(result, len(plan))
+        except MalformedMessage as error:
+            return process.death("reply", str(error))
+        for item, (fault, value) in zip(plan, replies, strict=True):
+            episode = item.episode
+            if episode is not None and episode.fault is not None:
+                if item.position is not None:
+                    answers[item.position] = episode.fault
+                continue
+            try:
+                if fault is not None:
+                    raise EnvironmentFault("exception", fault)
+                if item.op == "function":
+                    answers[item.position] = parse_function(item.arguments[1], parse_value(item.op, value, 0))
+                    continue
+                answer = self._record(item, parse_value(item.op, value, max(0, len(episode._log) - 1)), value)
+            except EnvironmentFault as error:
+                self._blame(item, EnvironmentFault(error.kind, f"{_where(item)}: {error}"), answers)
+            else:
+                if item.position is not None:
+                    answers[item.position] = answer
+        return None
+
+    @staticmethod
+    def _record(item: _Item, answer: Answer, value: Any) -> Answer:
+        """Writes a reply into the episode's log, or compares it with what the log holds."""
+        if item.op == "score":
+            return answer
+        fingerprint = hash(repr(value))
+        if item.position is None:
+            if fingerprint != item.fingerprint:
+                raise EnvironmentFault("replay", "the same actions gave another result; the environment must depend on its seed alone")
+            return answer
+        episode = item.episode
+        if item.op == "reset":
+            episode._log = []
+        episode._log.append((item.op, item.arguments, fingerprint))
+        episode._over = isinstance(answer, Reply) and answer.done
+        return answer
+
+    @staticmethod
+    def _blame(item: _Item, fault: EnvironmentFault, answers: list[Any]) -> None:
+        if item.episode is not None:
+            item.episode.fault = fault
+        if item.position is not None:
+            answers[item.position] = fault
+
+    def _ready(self, slot: int) -> Process:
+        """The slot's worker; a new one where the old is dead or has served its time."""
+        process = self._processes[slot]
+        if process is not None and process.alive and process.opened < self.recycle:
+            return process
+        if process is not None:
+            process.kill()
+            self.restarts += 1
+        self._processes[slot] = Process(*self._process_options)
+        return self._processes[slot]
+
+    def _free(self, key: int) -> None:
+        """Called when a handle was dropped, by any thread and in the middle of anything, so it only leaves a note."""
+        processes = self._processes
+        process = processes[key % len(processes)] if processes else None
+        if process is not None:
+            process.freed.append(key)
+
+
+def _where(item: _Item) -> str:
+    if item.episode is None:
+        return f"environment {item.package.name}, function {item.arguments[1]}"
+    return f"environment {item.package.name}, seed {item.episode.seed}, {item.op}"

@@ -1,0 +1,197 @@
+"""Worker processes and the exchange of one message with many of them, with a deadline and without trust.
+
+Everything is non-blocking: a worker that does not read, does not answer, answers too much or fills its stderr costs its own life and
+nobody's time beyond the deadline.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+from envs.sandbox.replies import MAX_REPLY_BYTES
+from envs.sandbox.worker import HEADER
+
+WORKER = pathlib.Path(__file__).with_name("worker.py")
+CPU_SECONDS = 3600  # of one worker in its life; a worker that reaches it is replaced without harm
+STDERR_TAIL = 2000
+# -I would be -E -P -s, and -E ignores PYTHONHASHSEED too. The environment holds nothing else of Python's, so -E is not missed.
+INTERPRETER = (sys.executable, "-s", "-P", "-S", "-B")
+
+
+class Death(Exception):
+    """A worker that had to be given up. `kind` as in EnvironmentFault; the message quotes the end of the worker's stderr."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class Process:
+    """One worker process, its pipes, and what it has been told so far.
+
+    Attributes:
+      hosted: keys of the episodes that live here.
+      packages: digests of the sources that were sent.
+      freed: keys to forget with the next message; filled when a handle is dropped, maybe by another thread.
+      opened: resets so far, the age of the worker.
+    """
+
+    def __init__(self, hash_seed: int, memory_bytes: int):
+        request_end, self.write_end = os.pipe()
+        self.read_end, reply_end = os.pipe()
+        arguments = (request_end, reply_end, os.getpid(), memory_bytes, CPU_SECONDS, MAX_REPLY_BYTES)
+        try:
+            self.popen = subprocess.Popen(
+                [*INTERPRETER, str(WORKER), *map(str, arguments)],
+                env={"PATH": "/nonexistent", "LANG": "C.UTF-8", "PYTHONHASHSEED": str(hash_seed)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,  # not a file: a worker that may not write files must still be able to complain
+                pass_fds=(request_end, reply_end),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self.write_end)
+            os.close(self.read_end)
+            raise
+        finally:
+            os.close(request_end)
+            os.close(reply_end)
+        self.stderr_end = self.popen.stderr.fileno()
+        for descriptor in (self.write_end, self.read_end, self.stderr_end):
+            os.set_blocking(descriptor, False)
+        self.complaints = b""
+        self.hosted: set[int] = set()
+        self.packages: set[str] = set()
+        self.freed: collections.deque[int] = collections.deque()
+        self.opened = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def drain(self) -> bool:
+        """Keeps the end of what waits on stderr; False when there will be no more."""
+        while chunk := _receive(self.stderr_end):
+            self.complaints = (self.complaints + chunk)[-STDERR_TAIL:]
+        return chunk is None
+
+    def kill(self) -> None:
+        """Ends the process and its group and closes the pipes; may be called twice."""
+        if self.popen.stderr.closed:
+            return
+        if self.popen.returncode is None:
+            try:
+                os.killpg(self.popen.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                self.popen.kill()  # it ended already, or was killed before it led a group of its own
+            self.popen.wait()
+        os.close(self.write_end)
+        os.close(self.read_end)
+        self.popen.stderr.close()
+
+    def death(self, kind: str, reason: str) -> Death:
+        """Kills the process and says how it ended."""
+        if kind == "crash":
+            try:
+                code = self.popen.wait(timeout=1.0)  # its pipe is closed, so it is about to end
+                reason += f" with exit code {code}" if code >= 0 else f" by signal {signal.Signals(-code).name}"
+            except subprocess.TimeoutExpired:
+                reason += ", having closed its pipe"
+        self.drain()
+        self.kill()
+        tail = self.complaints.decode(errors="replace").strip()
+        return Death(kind, reason + (f"; its last words: {tail}" if tail else ""))
+
+
+class _Exchange:
+    """One message to one process, half sent and half answered."""
+
+    def __init__(self, process: Process, payload: bytes, largest: int):
+        self.process, self.largest = process, largest
+        self.unsent = memoryview(HEADER.pack(len(payload)) + payload)
+        self.received = bytearray()
+        self.result: bytes | Death | None = None
+
+    def write(self) -> bool:
+        """Sends on; False when all is sent or nobody reads (the end of the reply pipe will tell)."""
+        try:
+            self.unsent = self.unsent[os.write(self.process.write_end, self.unsent) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            return False
+        return len(self.unsent) > 0
+
+    def read(self) -> bool:
+        """Reads on; False when there is a result."""
+        chunk = _receive(self.process.read_end)
+        if chunk is None:
+            return True
+        self.received += chunk
+        size = HEADER.unpack_from(self.received)[0] if len(self.received) >= HEADER.size else None
+        if chunk == b"":
+            self.result = self.process.death("crash", "the worker ended")
+        elif size is not None and size > self.largest:
+            self.result = self.process.death("reply", f"the worker announced {size} bytes where at most {self.largest} are allowed")
+        elif size is not None and len(self.received) > HEADER.size + size:
+            self.result = self.process.death("reply", "the worker sent more than one message")
+        elif size is not None and len(self.received) == HEADER.size + size:
+            self.result = bytes(self.received[HEADER.size :])
+        return self.result is None
+
+
+def exchange(messages: list[tuple[Process, bytes, int]], deadline_s: float) -> list[bytes | Death]:
+    """Sends one message to each process and waits for all replies at the same time; a process that fails is killed.
+
+    Args:
+      messages: (process, payload, largest reply in bytes), every process once.
+      deadline_s: for all of them together, in seconds.
+
+    Returns:
+      The payload of each reply, or the death of its process.
+    """
+    exchanges = [_Exchange(*message) for message in messages]
+    waiting = len(exchanges)
+    end = time.monotonic() + deadline_s
+    with selectors.DefaultSelector() as selector:
+        for one in exchanges:
+            selector.register(one.process.write_end, selectors.EVENT_WRITE, (one, one.write))
+            selector.register(one.process.read_end, selectors.EVENT_READ, (one, one.read))
+            selector.register(one.process.stderr_end, selectors.EVENT_READ, (one, one.process.drain))
+        while waiting and (remaining := end - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining):
+                one, advance = key.data
+                if one.result is None:
+                    descriptors = (one.process.write_end, one.process.read_end, one.process.stderr_end)
+                    more = advance()
+                    if one.result is not None:
+                        waiting -= 1
+                        for descriptor in descriptors:
+                            _forget(selector, descriptor)
+                    elif not more:
+                        _forget(selector, key.fd)
+    for one in exchanges:
+        if one.result is None:
+            one.result = one.process.death("deadline", f"no reply within {deadline_s:g} s")
+    return [one.result for one in exchanges]
+
+
+def _forget(selector: selectors.BaseSelector, descriptor: int) -> None:
+    if descriptor in selector.get_map():
+        selector.unregister(descriptor)
+
+
+def _receive(descriptor: int) -> bytes | None:
+    """What is waiting: None for nothing yet, empty at the end."""
+    try:
+        return os.read(descriptor, 1 << 20)
+    except BlockingIOError:
+        return None
