@@ -148,6 +148,7 @@ class TrainSection:
     pack_length: int = field(512, "tokens of a packed row; at least rollout.context", "[16, inf)")
     micro_rows: int = field(8, "packed rows of one gradient step; memory grows with it, the loss does not depend on it", "[1, inf)")
     min_group: int = field(2, "a group that infrastructure failures left smaller is dropped", "[2, inf)")
+    selection_seeds: int = field(100, "seeds of the environment, unused in training, that base and adapter are compared on", "[1, inf)")
     keep_checkpoints: int = field(2, "checkpoints kept per adapter", "[1, inf)", changes=True)
 
 
@@ -354,8 +355,8 @@ def _replace(config: Any, name: str, value: Any, prefix: str = "") -> Any:
         raise InputError(f"unknown config key {prefix + name!r}{hint}")
     is_section = dataclasses.is_dataclass(spec.type)
     if is_section and not rest:
-        example, _, default = next(fields(getattr(config, key), f"{prefix}{key}."))
-        raise InputError(f"config key {prefix + key!r} is a section: set one of its fields, such as --config.{example}={default}")
+        names = ", ".join(spec.name for spec in dataclasses.fields(getattr(config, key)))
+        raise InputError(f"config key {prefix + key!r} is a section: set --config.{prefix}{key}.FIELD=VALUE, where FIELD is one of {names}")
     if rest and not is_section:
         raise InputError(f"unknown config key {prefix + name!r}: {prefix + key!r} is a field, not a section")
     new = _replace(getattr(config, key), rest, value, f"{prefix}{key}.") if is_section else value(prefix + key, spec)

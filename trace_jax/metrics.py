@@ -1,0 +1,55 @@
+"""Figures of a run over its steps: one JSON line and TensorBoard scalars for each.
+
+`metrics.jsonl` is what the report reads; `events/` is the same for TensorBoard. A run that goes on from a checkpoint drops the lines of
+the steps that it does again, so that each step is there once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+
+from trace_jax.workdir import Workdir
+
+
+class Metrics:
+    """Writes `<folder>/metrics.jsonl` and `events/<folder>/`; use it in a `with` block.
+
+    Args:
+      folder: of the workdir, `adapters/<capability>` or `gate`.
+      step: the step that comes next; what an earlier run wrote for it and for later ones is dropped.
+    """
+
+    def __init__(self, workdir: Workdir, folder: str, step: int = 0):
+        from tensorboardX import SummaryWriter  # protobuf: only where figures are written
+
+        self._workdir, self._name = workdir, f"{folder}/metrics.jsonl"
+        records = read_metrics(workdir, folder)
+        kept = [record for record in records if record["step"] < step]
+        if len(kept) < len(records):
+            workdir.write_bytes(self._name, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        events = workdir.path(f"events/{folder}/x").parent
+        # the names of event files are unique to the second only
+        self._writer = SummaryWriter(str(events), purge_step=step or None, filename_suffix=f".{os.getpid()}.{step}")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the figures of one step; one that is not finite is null in the JSON line."""
+        numbers = {name: float(value) for name, value in values.items()}
+        line = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        self._workdir.append_jsonl(self._name, {"step": step, **line})
+        for name, value in line.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+
+def read_metrics(workdir: Workdir, folder: str) -> list[dict[str, float | None]]:
+    """The figures of all steps, `[{"step": 0, ...}, ...]`; empty where nothing was written."""
+    return workdir.read_jsonl(f"{folder}/metrics.jsonl")
