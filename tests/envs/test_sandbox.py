@@ -129,17 +129,27 @@ def test_forged_verdicts_are_faults(make_package):
         ]
 
 
-def test_infinite_number_in_the_message_itself_is_refused(make_package):
-    """`1e999` is JSON and reads as infinity; a worker whose encoder was replaced can send it."""
-    forge = "import gc; next(o for o in gc.get_objects() if type(o).__name__ == 'Worker').encode = lambda v: '[null,{}]'"
-    for text, words in (('{"reward":1,"checks":{"a":{"passed":true,"expected":1e999,"actual":0,"call":null}}}', "finite"), ("NaN", "NaN")):
-        package = make_package(("writes = [", forge.format(text) + "\n        writes = ["), gate=False)
-        with Pool(1) as pool:
-            episode = pool.open(package, 0)
-            episode.reset()
-            episode.score()  # the forged encoder is in place afterwards
-            with pytest.raises(EnvironmentFault, match=words):
-                episode.score()
+def forger(make_package, reply):
+    """A package that replaces the worker's encoder when it is scored for the first time."""
+    forge = f"import gc; next(o for o in gc.get_objects() if type(o).__name__ == 'Worker').encode = lambda v: '[null,{reply}]'"
+    return make_package(("writes = [", forge + "\n        writes = ["), gate=False)
+
+
+def test_a_number_that_only_reads_as_infinite_is_a_fault(make_package):
+    package = forger(make_package, '{"reward":1,"checks":{"a":{"passed":true,"expected":1e999,"actual":0,"call":null}}}')
+    with Pool(1) as pool:
+        episode = pool.open(package, 0)
+        pool.batch([(episode, "reset", ()), (episode, "score", ())])
+        with pytest.raises(EnvironmentFault, match="score must hold finite numbers only; got inf"):
+            episode.score()
+
+
+def test_a_worker_that_stops_speaking_json_is_replaced_and_the_request_repeated(make_package):
+    package = forger(make_package, "NaN")
+    with Pool(1) as pool:
+        episode = pool.open(package, 0)
+        first = pool.batch([(episode, "reset", ()), (episode, "score", ())])[1]
+        assert episode.score() == first and pool.restarts == 1
 
 
 def test_an_environment_that_leaves_its_seed_is_found_at_replay(make_package):
