@@ -261,9 +261,11 @@ def check_packages() -> None:
 def _config(values: dict, overrides: list[tuple[str, str]], command: Command) -> Config:
     if values["config"]:
         return configs.load_config(values["config"], overrides)
-    stored = stored_config(values["workdir"]) if values.get("workdir") else None
-    if stored is None and command.config:
-        where = f"{values['workdir']} holds none yet: " if values.get("workdir") else ""
+    workdir = values.get("workdir")
+    stored = stored_config(workdir) if workdir else None
+    # a workdir holds the config of its run: no command may fill a new one with defaults
+    if stored is None and (command.config or workdir):
+        where = f"{workdir} holds none yet: " if workdir else ""
         raise InputError(f"--config is missing: {where}give one of {', '.join(configs.config_names())}, or a PATH.py")
     return configs.override(stored or Config(), overrides).validate()
 
