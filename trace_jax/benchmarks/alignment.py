@@ -1,8 +1,8 @@
 """Does a conversation belong to its task? Published result files exist whose messages were attached to the wrong task ids.
 
-Every task names things of its own: user ids, names, e-mail addresses, records, quoted titles. A conversation is foreign when none of its
-own task's things occurs in it while things of another task of the same file do. A conversation in which nobody names anything is not
-accused, nor is one whose other task shares the things that occur.
+Every task names things of its own: identities of its user (ids, names, e-mail addresses) and records. A conversation is foreign when its
+own user does not occur in it and another task of the same file is named more: by that task's user, or, if nothing of its own occurs at
+all, by two of that task's things. A conversation in which nobody names anything is not accused.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def foreign(conversation: str, task: str, names: Mapping[str, tuple[frozenset[st
     def occurring(things: Iterable[str]) -> set[str]:
         return {t for t in things if t in words or ((" " in t or "@" in t or "#" in t) and t in said)}
 
-    own = names[task][1]
-    if not own or occurring(own):
+    own_identities, own = names[task]
+    if not own or occurring(own_identities):
         return None
-    best, score = None, 0
+    here = len(occurring(own))
+    best, score = None, max(1, here)
     for other, (identities, things) in names.items():
-        # one identity, or two things, that the own task does not have
-        found = 2 * len(occurring(identities)) + len(occurring(things - identities))
-        if other != task and found >= 2 and found > score:
+        known = occurring(identities - own_identities)
+        found = 2 * len(known) + len(occurring(things - identities - own))
+        if other != task and found > score and (known or not here):
             best, score = other, found
     return best

@@ -87,6 +87,15 @@ def read_result_file(path: str | pathlib.Path) -> list[Trajectory]:
     if not file.exists():
         raise InputError(f"{path}: the folder has no results.json; give the folder that tau2 wrote, or a result file")
     data = _load(file)
+    try:
+        return _trajectories(data, file)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        # a field of another type or a part that is missing deep inside; what can be named better was named before
+        why = f"{type(error).__name__}: {error}".replace("\n", " ")
+        raise InputError(f"{file}: not in the form that tau2-bench or tau-bench writes ({why}); export it again") from error
+
+
+def _trajectories(data: Any, file: pathlib.Path) -> list[Trajectory]:
     if isinstance(data, list) and data and all(isinstance(x, dict) and {"task_id", "reward", "traj"} <= x.keys() for x in data):
         trajectories = [_tau_bench(entry, f"{file}: entry {i}") for i, entry in enumerate(data)]
         scenarios = {str(e["task_id"]): _tau_bench_names(e) for e in data}
@@ -97,7 +106,7 @@ def read_result_file(path: str | pathlib.Path) -> list[Trajectory]:
         scenarios = {k: _tau2_names(t) for k, t in tasks.items()}
     else:
         raise InputError(
-            f"{file}: not a result file of tau2-bench (an object with info, tasks and simulations) or tau-bench (a list of task_id, reward, traj)"
+            f"{file}: not a result file of tau2-bench (info, tasks, simulations) or tau-bench (a list of task_id, reward, traj)"
         )
     _number_trials(trajectories, file)
     _refuse_foreign(trajectories, scenarios, file)
@@ -106,14 +115,16 @@ def read_result_file(path: str | pathlib.Path) -> list[Trajectory]:
     return trajectories
 
 
-# --- reading JSON --------------------------------------------------------------------------------------------------------------------------
+# --- reading JSON ----------------------------------------
 
 
 def _load(file: pathlib.Path) -> Any:
     try:
         return json.loads(file.read_bytes())
     except json.JSONDecodeError as error:
-        raise InputError(f"{file}: not valid JSON at line {error.lineno}, column {error.colno}; the file is cut short or damaged, copy it again") from None
+        raise InputError(
+            f"{file}: not valid JSON at line {error.lineno}, column {error.colno}; the file is cut short or damaged, copy it again"
+        ) from None
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not UTF-8 text at byte {error.start}; --results takes JSON files") from None
     except OSError as error:
@@ -130,7 +141,9 @@ def _simulations(file: pathlib.Path, data: Mapping[str, Any]) -> list[dict[str, 
     """The simulations that a 1.0 folder keeps beside `results.json`, in the order of its index."""
     folder = file.parent / "simulations"
     if not folder.is_dir():
-        raise InputError(f"{file}: field 'simulations' is missing and there is no folder {folder}; give a complete result file or folder")
+        raise InputError(
+            f"{file}: field 'simulations' is missing or empty and there is no folder {folder}; give a complete result file or folder"
+        )
     index = data.get("simulation_index") or []
     names = [f"{_need(entry, 'id', f'{file}: simulation_index[{i}]')}.json" for i, entry in enumerate(index)]
     names = names or sorted(p.name for p in folder.glob("*.json"))
@@ -140,13 +153,15 @@ def _simulations(file: pathlib.Path, data: Mapping[str, Any]) -> list[dict[str, 
     return [_load(folder / name) for name in names]
 
 
-# --- tau2 ----------------------------------------------------------------------------------------------------------------------------------
+# --- tau2 ----------------------------------------
 
 
 def _tau2(simulation: Mapping[str, Any], tasks: Mapping[str, Any], info: Mapping[str, Any], where: str) -> Trajectory:
     task_id = str(_need(simulation, "task_id", where))
     if task_id not in tasks:
-        raise InputError(f"{where}: task_id {task_id!r} is not among the tasks of the file; its tasks and simulations belong to different runs")
+        raise InputError(
+            f"{where}: task_id {task_id!r} is not among the tasks of the file; its tasks and simulations belong to different runs"
+        )
     environment = info.get("environment_info") or {}
     domain = environment.get("domain_name") or "unknown"
     agent = info.get("agent_info") or {}
@@ -228,7 +243,12 @@ def _tau2_checks(graded: Mapping[str, Any], criteria: Mapping[str, Any], message
         ("nl", "NL_ASSERTION", "nl_assertions", "nl_assertion"),
     ):
         for i, check in enumerate(graded.get(key) or [] if counted in basis else []):
-            checks[f"{kind}:{i}"] = {"passed": bool(check["met"]), "expected": check[text], "actual": check.get("justification"), "message_index": None}
+            checks[f"{kind}:{i}"] = {
+                "passed": bool(check["met"]),
+                "expected": check[text],
+                "actual": check.get("justification"),
+                "message_index": None,
+            }
     return checks
 
 
@@ -250,7 +270,9 @@ def _action_checks(expected: list[tuple[dict[str, Any], bool | None, Any]], mess
 
 def _communicate_check(info: str, met: bool, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """`communicate:i`; the message is the first of the agent's that holds the text, by tau2's rule (no case, no commas)."""
-    index = next((i for i, m in enumerate(messages) if m["role"] == "assistant" and info.lower() in m["content"].lower().replace(",", "")), None)
+    index = next(
+        (i for i, m in enumerate(messages) if m["role"] == "assistant" and info.lower() in m["content"].lower().replace(",", "")), None
+    )
     return {"passed": met, "expected": info, "actual": None if index is None else messages[index]["content"], "message_index": index}
 
 
@@ -259,7 +281,7 @@ def _tau2_names(task: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]
     return names_of(scenario, (task.get("evaluation_criteria") or {}).get("actions") or [])
 
 
-# --- tau-bench -----------------------------------------------------------------------------------------------------------------------------
+# --- tau-bench ----------------------------------------
 
 
 def _tau_bench(entry: Mapping[str, Any], where: str) -> Trajectory:
@@ -292,7 +314,9 @@ def _tau_bench(entry: Mapping[str, Any], where: str) -> Trajectory:
     last = messages[-1] if messages else {"role": "", "content": ""}
     calls = agent_calls(messages)
     over = "###STOP###" in last["content"] or bool(calls and calls[-1].name == "transfer_to_human_agents")
-    return Trajectory(**common, reward=reward, success=success, checks=checks, stop_reason=StopReason.DONE if over else StopReason.MAX_TURNS)
+    return Trajectory(
+        **common, reward=reward, success=success, checks=checks, stop_reason=StopReason.DONE if over else StopReason.MAX_TURNS
+    )
 
 
 def _openai_message(m: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -319,7 +343,7 @@ def _tau_bench_names(entry: Mapping[str, Any]) -> tuple[frozenset[str], frozense
     return names_of(f"{task.get('user_id', '')} {task.get('instruction', '')}", actions)
 
 
-# --- shared --------------------------------------------------------------------------------------------------------------------------------
+# --- shared ----------------------------------------
 
 
 def _reward(value: Any, where: str) -> tuple[float, bool]:
@@ -335,7 +359,9 @@ def _number_trials(trajectories: list[Trajectory], file: pathlib.Path) -> None:
         if t.trial < 0:
             t.trial = next(n for n in range(len(trajectories)) if (t.task_id, n) not in taken)
         if (t.task_id, t.trial) in taken:
-            raise InputError(f"{file}: task {t.task_id!r} has two simulations with trial {t.trial}; files of several runs go in one by one, --results=A,B")
+            raise InputError(
+                f"{file}: task {t.task_id!r} has two simulations with trial {t.trial}; give files of several runs one by one"
+            )
         taken.add((t.task_id, t.trial))
         t.id = f"{t.task_id}#{t.trial}"
 
@@ -348,7 +374,9 @@ def _refuse_foreign(trajectories: list[Trajectory], names: Mapping[str, Any], fi
         if other is not None:
             strangers.append(f"{t.id} (is about task {other})")
     if strangers:
-        raise InputError(f"{file}: conversations belong to other tasks: {_some(strangers)}; the file was put together wrongly, export it again")
+        raise InputError(
+            f"{file}: conversations belong to other tasks: {_some(strangers)}; the file was put together wrongly, export it again"
+        )
 
 
 def _refuse_contradictions(simulations: Sequence[Mapping[str, Any]], file: pathlib.Path) -> None:
@@ -363,7 +391,10 @@ def _refuse_contradictions(simulations: Sequence[Mapping[str, Any]], file: pathl
                 strangers.append(f"{simulation.get('task_id')}#{simulation.get('trial')} (graded as having called {action['name']})")
                 break
     if strangers:
-        raise InputError(f"{file}: conversations do not hold what was graded: {_some(strangers)}; messages and grades belong to different tasks, export it again")
+        raise InputError(
+            f"{file}: conversations do not hold what was graded: {_some(strangers)}; "
+            "messages and grades belong to different tasks, export it again"
+        )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ partition the ids. Everything is checked when it is read and nothing is guessed;
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class Figures:
         return self.applicable_passed >= MIN_SUPPORT
 
 
-# --- the file of one run --------------------------------------------------------------------------------------------------------------------
+# --- the file of one run ----------------------------------------
 
 
 def encode_run(run: Run) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def decode_run(data: Any, file: str, capabilities: Sequence[str] | None = None) 
     if capabilities is not None:
         for capability in [*labels, *capabilities]:
             if capability not in capabilities:
-                fail(f"run {attempt}, capability {capability!r}: not among the candidates {sorted(capabilities)}; use the candidates' exact names")
+                fail(f"run {attempt}, capability {capability!r}: not among the candidates {sorted(capabilities)}")
             if capability not in labels:
                 fail(f"run {attempt}, capability {capability!r}: missing from the labels; every candidate must be labelled")
     outcome: dict[str, bool] = {}
@@ -129,7 +129,10 @@ def decode_run(data: Any, file: str, capabilities: Sequence[str] | None = None) 
         outcome = outcome or failed
         if failed != outcome:
             odd = sorted(set(failed.items()) ^ set(outcome.items()))[0][0]
-            fail(f"{where}: id {odd!r} is missing, additional or has another outcome than under {next(iter(labels))!r}; the lists must partition the same ids")
+            fail(
+                f"{where}: id {odd!r} is missing, additional or has another outcome than under {next(iter(labels))!r}; "
+                "the lists must partition the same ids"
+            )
         codes[capability] = mine
     for key, count in (("total_failed", sum(outcome.values())), ("total_passed", len(outcome) - sum(outcome.values()))):
         if data["totals"].get(key) != count:
@@ -137,7 +140,7 @@ def decode_run(data: Any, file: str, capabilities: Sequence[str] | None = None) 
     return Run(attempt, outcome, codes)
 
 
-# --- figures --------------------------------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------
 
 
 def aggregate(

@@ -1,7 +1,7 @@
 """Step 1 from trajectories to retained capabilities: draw, discover, label in several runs, aggregate, select, write.
 
-The labeller is anything with `name`, `deterministic`, `discover(trajectories)` and `label(trajectories, candidates, attempt)`; the evidence
-analyst is the embedded one. Files go through an injected `write(relative path, bytes)`, the selection last: where it exists the step is done.
+The labeller is an `Analyst`; the evidence analyst is the embedded one. Files go through an injected `write(relative path, bytes)`, the
+selection last: where it exists the step is done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 from rl.trajectory import Trajectory
 from trace_jax.diagnose.aggregate import MIN_SUPPORT, Figures, Run, aggregate, encode_run
-from trace_jax.diagnose.evidence import LACKING, Candidate, EvidenceAnalyst, Label, expected_actions
+from trace_jax.diagnose.evidence import LACKING, Candidate, Label, expected_actions
+from trace_jax.diagnose.rules import EvidenceAnalyst
 from trace_jax.diagnose.select import select
 from trace_jax.errors import InputError
 
@@ -119,7 +120,9 @@ def diagnose(
     used, notes = _train_only(everything)
     graded = [t for t in used if t.error is None]
     if not graded:
-        raise InputError("no graded trajectory to diagnose: all ended with an infrastructure error or there are none; check the result files")
+        raise InputError(
+            "no graded trajectory to diagnose: all ended with an infrastructure error or there are none; check the result files"
+        )
     names = sorted({t.policy.get("name") or "?" for t in graded})
     if len(names) > 1:
         notes.append(f"The trajectories come from several agents ({', '.join(names)}); the figures are those of none of them.")
@@ -189,7 +192,9 @@ def _train_only(trajectories: list[Trajectory]) -> tuple[list[Trajectory], list[
     if "train" in splits:
         train = [t for t in trajectories if t.split == "train"]
         left = len(trajectories) - len(train)
-        return train, [f"{left} trajectories of other splits were left out: capabilities are mined on the train split only."] if left else []
+        return train, [
+            f"{left} trajectories of other splits were left out: capabilities are mined on the train split only."
+        ] if left else []
     if splits == {""}:
         return trajectories, ["The files do not say which split their tasks belong to: do not evaluate on these tasks."]
     shown = ", ".join(sorted(splits - {""}))
@@ -237,7 +242,9 @@ def _write(d: Diagnosis, runs: Sequence[Run], graded: Sequence[Trajectory], writ
     listed = []
     for c in d.candidates:
         shown = [x for x in d.labels if x.capability == c.name and x.value == LACKING and not d.outcome[x.trajectory]][:_EXAMPLES]
-        examples = [{"task_id": x.trajectory, "reward": rewards[x.trajectory], "note": f"message {x.message_index}: {x.reason}"} for x in shown]
+        examples = [
+            {"task_id": x.trajectory, "reward": rewards[x.trajectory], "note": f"message {x.message_index}: {x.reason}"} for x in shown
+        ]
         listed.append({"name": c.name, "description": c.description, "example_trajectories": examples})
     write("diagnosis/candidates.json", _json({"candidates": listed}))
     for run in runs:

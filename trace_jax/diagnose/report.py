@@ -1,4 +1,4 @@
-"""What `trace-jax diagnose` prints: the table of capabilities, the label of each trajectory with the message that shows it, and the notes."""
+"""What `trace-jax diagnose` prints: the table of capabilities, each label with the message that shows it, and the notes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from trace_jax.diagnose.aggregate import Figures
 from trace_jax.diagnose.diagnosis import Diagnosis
-from trace_jax.diagnose.evidence import LACKING
+from trace_jax.diagnose.evidence import LACKING, PRESENT
 from trace_jax.statistics import wilson
 
 
@@ -16,21 +16,23 @@ def print_diagnosis(d: Diagnosis, console: Console | None = None, explain: int |
     """Prints a diagnosis.
 
     Args:
-      explain: how many LACKING labels to explain for each capability; None is all.
+      explain: how many LACKING labels to explain for each capability; None is all. PRESENT labels follow in one line. Messages are
+        counted from the system prompt, which is number 0.
     """
     console = console or Console()
     passed, total = sum(d.outcome.values()), len(d.outcome)
     low, high = wilson(passed, total)
     errors = ", ".join(f"{n} {kind}" for kind, n in d.errors.items())
     console.print(
-        f"{total} trajectories: {passed} passed, {total - passed} failed (success {passed / total:.1%}, 95 % interval {low:.1%} to {high:.1%})"
+        f"{total} trajectories: {passed} passed, {total - passed} failed (success {passed / total:.1%}, 95 % {low:.1%} to {high:.1%})"
         + (f"; besides {errors}, counted apart" if errors else "")
     )
     console.print(_table(d))
     t = d.thresholds
     console.print(
         f"A run passes at coverage >= {t['coverage']:g} and gap >= {t['gap']:g}; retained: {t['min_runs']} of {t['runs']} runs. "
-        "Intervals: 95 % bootstrap. * = see notes.",
+        "Intervals: 95 % bootstrap. ER-, ER+: LACKING among the applicable failed, passed trajectories. "
+        "α: agreement between runs. *: see the notes.",
         style="dim",
     )
     for f in d.figures:
@@ -38,44 +40,53 @@ def print_diagnosis(d: Diagnosis, console: Console | None = None, explain: int |
     if d.do_nothing:
         count = len({i.rpartition("#")[0] or i for i in d.outcome})
         console.print(
-            f"\nDoing nothing is rewarded in {len(d.do_nothing)} of {count} tasks; {d.passed_do_nothing} of the {passed} passed trajectories are there: "
-            + escape(", ".join(d.do_nothing))
+            f"\nDoing nothing is rewarded in {len(d.do_nothing)} of {count} tasks; "
+            f"{d.passed_do_nothing} of the {passed} passed trajectories are there: " + escape(", ".join(d.do_nothing))
         )
     for note in d.notes:
         console.print("Note: " + escape(note))
 
 
 def _table(d: Diagnosis) -> Table:
+    """Eighty columns wide: an interval stands under its figure, Krippendorff's alpha under the runs."""
     bound = {c.name for c in d.candidates if c.outcome_bound}
-    table = Table(title="Capabilities", title_justify="left")
-    for heading in ("capability", "coverage", "ER-", "ER+", "gap", "runs", "alpha", "retained"):
-        table.add_column(heading, justify="left" if heading == "capability" else "right")
+    table = Table(title="Capabilities", title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("capability", "coverage", "ER-", "ER+", "gap", "runs", "kept"):
+        table.add_column(heading, justify="left" if heading == "capability" else "right", no_wrap=True)
     for f in d.figures:
         mark = "*" if not f.supported or f.capability in bound else ""
         table.add_row(
             f.capability,
             _figure(f.mean_cov, f.cov_interval),
-            f"{f.er_minus:.2f} of {f.applicable_failed:.1f}",
-            f"{f.er_plus:.2f} of {f.applicable_passed:.1f}",
-            _figure(f.mean_delta, f.gap_interval) + mark,
-            f"{f.n_runs_passed}/{f.n_runs_total}",
-            "-" if f.alpha != f.alpha else f"{f.alpha:.2f}",
+            f"{f.er_minus:.2f}\nof {f.applicable_failed:.1f}",
+            f"{f.er_plus:.2f}\nof {f.applicable_passed:.1f}",
+            _figure(f.mean_delta, f.gap_interval, mark),
+            f"{f.n_runs_passed}/{f.n_runs_total}\nα " + ("-" if f.alpha != f.alpha else f"{f.alpha:.2f}"),
             "[green]yes[/]" if f.passes_consistency else "no",
         )
     return table
 
 
-def _figure(value: float, interval: tuple[float, float]) -> str:
-    return f"{value:.2f} ({interval[0]:.2f}, {interval[1]:.2f})"
+def _figure(value: float, interval: tuple[float, float], mark: str = "") -> str:
+    return f"{mark}{value:.2f}\n{interval[0]:.2f}..{interval[1]:.2f}"
 
 
 def _explain(d: Diagnosis, f: Figures, console: Console, limit: int | None) -> None:
     found = [x for x in d.labels if x.capability == f.capability and x.value == LACKING]
-    if not found:
+    present = [x for x in d.labels if x.capability == f.capability and x.value == PRESENT]
+    if not found and not present:
         return
-    console.print(f"\n[bold]{f.capability}[/] LACKING, by message (0 is the system prompt)")
+    console.print(f"\n[bold]{f.capability}[/]")
     for label in found[:limit]:
         outcome = "passed" if d.outcome[label.trajectory] else "failed"
-        console.print(escape(f"  {label.trajectory} ({outcome}), message {label.message_index}: {label.reason}"), soft_wrap=True, highlight=False)
+        console.print(
+            escape(f"  LACKING {label.trajectory} ({outcome}), message {label.message_index}: {label.reason}"),
+            soft_wrap=True,
+            highlight=False,
+        )
     if limit is not None and len(found) > limit:
-        console.print(f"  and {len(found) - limit} more in diagnosis/evidence.jsonl", style="dim")
+        console.print(f"  and {len(found) - limit} more LACKING", style="dim")
+    if present:
+        shown = ", ".join(f"{x.trajectory} at {x.message_index}" for x in present[: None if limit is None else 4 * limit])
+        rest = f" and {len(present) - 4 * limit} more" if limit is not None and len(present) > 4 * limit else ""
+        console.print(escape(f"  PRESENT {shown}{rest}"), style="dim", highlight=False)

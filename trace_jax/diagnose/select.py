@@ -47,7 +47,9 @@ def select(figures: Sequence[Figures], descriptions: Mapping[str, str], previous
     return entries
 
 
-def finished(entry: Mapping[str, Any], environment_path: str, environment_module: str, reward_distribution: Mapping[str, Any]) -> dict[str, Any]:
+def finished(
+    entry: Mapping[str, Any], environment_path: str, environment_module: str, reward_distribution: Mapping[str, Any]
+) -> dict[str, Any]:
     """The entry with its environment: status DONE."""
     return {
         **entry,

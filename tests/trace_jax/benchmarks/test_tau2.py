@@ -1,0 +1,287 @@
+"""Real excerpts in every format, and files that are damaged in the ways that files get damaged."""
+
+import copy
+import json
+import os
+import pathlib
+
+import pytest
+
+from rl.trajectory import StopReason
+from trace_jax.benchmarks.tau2 import read_result_file, read_results
+from trace_jax.errors import InputError
+
+ROOT = pathlib.Path(__file__).parents[3]
+DATA = ROOT / "tests" / "data" / "tau2"
+AIRLINE, FOLDER, LIST = DATA / "gpt-4o_airline_excerpt.json", DATA / "v1.0.1_mock_folder", DATA / "taubench_airline_excerpt.json"
+SHARED = pathlib.Path(os.environ.get("TRACE_JAX_DATA", ROOT.parent / "shared" / "data"))
+
+
+def counts(trajectories):
+    graded = [t for t in trajectories if t.error is None]
+    return sum(t.success for t in graded), sum(not t.success for t in graded)
+
+
+@pytest.fixture
+def airline():
+    return json.loads(AIRLINE.read_text())
+
+
+@pytest.fixture
+def save(tmp_path):
+    def write(data, name="results.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps(data))
+        return path
+
+    return write
+
+
+def simulation(data, task_id):
+    return next(s for s in data["simulations"] if s["task_id"] == task_id)
+
+
+@pytest.mark.parametrize(("path", "expected"), [(AIRLINE, (4, 8)), (FOLDER, (2, 2)), (FOLDER / "results.json", (2, 2)), (LIST, (1, 3))])
+def test_every_format_imports_with_its_counts(path, expected):
+    assert counts(read_result_file(path)) == expected
+
+
+def test_one_file_of_the_new_format_equals_its_folder(save):
+    data = json.loads((FOLDER / "results.json").read_text())
+    data["simulations"] = [json.loads((FOLDER / "simulations" / f"{e['id']}.json").read_text()) for e in data.pop("simulation_index")]
+    assert [t.to_json() for t in read_result_file(save(data))] == [t.to_json() for t in read_result_file(FOLDER)]
+
+
+def test_ids_name_task_and_trial_and_the_domain_where_several_files_are_pooled():
+    assert {t.id for t in read_results([FOLDER])} == {"create_task_1#0", "create_task_1#1", "update_task_1#0", "update_task_1#1"}
+    pooled = read_results([FOLDER, AIRLINE])
+    assert {"mock:create_task_1#1", "airline:14#0"} <= {t.id for t in pooled}
+    assert len({t.id for t in pooled}) == 16
+
+
+def test_trials_of_a_task_are_numbered_on_over_files(airline, save):
+    again = copy.deepcopy(airline)
+    for s in again["simulations"]:
+        s["messages"][-1]["content"] += " Bye."
+    ids = [t.id for t in read_results([AIRLINE, save(again)]) if t.task_id == "14"]
+    assert ids == ["airline:14#0", "airline:14#1"]
+
+
+def test_the_same_file_twice_is_refused():
+    with pytest.raises(InputError, match="give each result file once"):
+        read_results([AIRLINE, AIRLINE])
+
+
+def test_messages_begin_with_the_system_prompt_and_carry_calls_as_dictionaries():
+    t = next(t for t in read_result_file(AIRLINE) if t.id == "1#0")
+    assert t.messages[0]["role"] == "system" and "# Airline Agent Policy" in t.messages[0]["content"]
+    index = t.checks["action:0"]["message_index"]
+    assert t.messages[index]["tool_calls"][0]["name"] == "get_user_details"
+    assert t.messages[index]["tool_calls"][0]["arguments"] == {"user_id": "raj_sanchez_7340"}
+    assert t.messages[index + 1]["tool_call_id"] == t.messages[index]["tool_calls"][0]["id"]
+
+
+def test_checks_hold_expected_and_nearest_call_and_say_read_or_write():
+    t = next(t for t in read_result_file(AIRLINE) if t.id == "7#0")
+    missed = t.checks["action:4"]
+    assert missed["expected"] == {"name": "cancel_reservation", "arguments": {"reservation_id": "59XX6W"}, "kind": "write"}
+    assert not missed["passed"] and missed["actual"] is None
+    assert t.checks["action:0"]["expected"]["kind"] == "read" and t.checks["action:0"]["passed"]
+    assert t.checks["db"]["passed"] is False
+    assert t.checks["communicate:0"] == {"passed": False, "expected": "1628", "actual": None, "message_index": None}
+
+
+def test_the_kind_that_a_new_file_states_is_used():
+    t = next(t for t in read_result_file(FOLDER) if t.task_id == "create_task_1")
+    assert t.checks["action:0"]["expected"]["kind"] == "write"
+
+
+def test_outputs_and_actions_of_the_old_list_become_checks():
+    t = next(t for t in read_result_file(LIST) if t.id == "1#1")
+    assert t.success and t.environment == "taubench/airline" and t.stop_reason is StopReason.DONE
+    assert t.checks["action:0"]["passed"] and t.checks["db"]["passed"]
+
+
+def test_what_the_users_side_did_with_its_tools_is_not_the_agents(airline, save):
+    s = simulation(airline, "1")
+    s["messages"][2:2] = [
+        {"role": "user", "content": None, "tool_calls": [{"id": "u1", "name": "toggle_data", "arguments": {}, "requestor": "user"}]},
+        {"role": "tool", "id": "u1", "content": "Data is on", "requestor": "user", "error": False},
+    ]
+    s["reward_info"]["action_checks"].append(
+        {"action": {"name": "toggle_data", "arguments": {}, "requestor": "user"}, "action_match": True, "action_reward": 1.0}
+    )
+    t = next(t for t in read_result_file(save(airline)) if t.id == "1#0")
+    assert "toggle_data" not in json.dumps(t.messages) and "Data is on" not in json.dumps(t.messages)
+    assert t.checks["user_action:0"]["passed"]
+    assert not any(c["expected"]["name"] == "toggle_data" for name, c in t.checks.items() if name.startswith("action:"))
+
+
+@pytest.mark.parametrize("reason", ["infrastructure_error", "user_error", "unexpected_error"])
+def test_an_infrastructure_error_is_kept_and_is_not_the_agents_failure(airline, save, reason):
+    simulation(airline, "1").update(termination_reason=reason, reward_info=None, messages=[])
+    trajectories = read_result_file(save(airline))
+    t = next(t for t in trajectories if t.id == "1#0")
+    assert t.error["kind"] == reason and t.reward is None and t.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert len(trajectories) == 12 and counts(trajectories) == (4, 7)
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop"),
+    [("max_steps", "max_turns"), ("too_many_errors", "invalid_action"), ("context_window_exceeded", "context"), ("agent_stop", "done")],
+)
+def test_a_simulation_that_was_cut_off_fails_with_the_checks_of_its_task(airline, save, reason, stop):
+    simulation(airline, "1").update(termination_reason=reason, reward_info={"reward": 0.0, "reward_basis": None, "action_checks": None})
+    t = next(t for t in read_result_file(save(airline)) if t.id == "1#0")
+    assert t.stop_reason == stop and t.reward == 0.0 and t.error is None
+    assert t.checks["action:0"]["passed"] and t.checks["action:0"]["expected"]["name"] == "get_user_details"
+
+
+def test_settings_that_may_hold_keys_are_not_copied(airline, save):
+    airline["info"]["agent_info"]["llm_args"] = {"api_key": "sk-secret", "extra_headers": {"Authorization": "Bearer sk-secret"}}
+    assert "sk-secret" not in json.dumps([t.to_json() for t in read_result_file(save(airline))])
+
+
+def test_a_reward_that_is_one_but_for_rounding_is_success(airline, save):
+    simulation(airline, "1")["reward_info"]["reward"] = 1.0 + 1e-9
+    t = next(t for t in read_result_file(save(airline)) if t.id == "1#0")
+    assert t.success and t.reward == 1.0
+
+
+@pytest.mark.parametrize("shift", [1, 2, 5])
+def test_conversations_of_other_tasks_are_found(airline, save, shift):
+    sims = airline["simulations"]
+    messages = [s["messages"] for s in sims]
+    for i, s in enumerate(sims):
+        s["messages"] = messages[(i + shift) % len(sims)]
+    with pytest.raises(InputError, match=r"results\.json: conversations belong to other tasks: .*\(is about task \d+\)"):
+        read_result_file(save(airline))
+
+
+def test_two_conversations_that_changed_places_are_named(airline, save):
+    one, two = simulation(airline, "1"), simulation(airline, "44")
+    one["messages"], two["messages"] = two["messages"], one["messages"]
+    with pytest.raises(InputError, match=r"1#0 \(is about task 44\), 44#0 \(is about task 1\)"):
+        read_result_file(save(airline))
+
+
+def test_a_grade_for_calls_that_the_conversation_does_not_hold_is_found(airline, save):
+    s = simulation(airline, "19")
+    s["messages"] = [m for m in s["messages"] if not any(c["name"] == "cancel_reservation" for c in m.get("tool_calls") or [])]
+    with pytest.raises(InputError, match=r"19#0 \(graded as having called cancel_reservation\)"):
+        read_result_file(save(airline))
+
+
+@pytest.mark.parametrize("path", [AIRLINE, LIST])
+def test_a_file_that_is_cut_short_is_named_in_one_line(path, tmp_path):
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(InputError, match=r"cut\.json: not valid JSON at line 1, column \d+; the file is cut short") as error:
+        read_result_file(cut)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_files_and_folders_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"nothing\.json: no such file"):
+        read_result_file(tmp_path / "nothing.json")
+    with pytest.raises(InputError, match=r"has no results\.json"):
+        read_result_file(tmp_path)
+
+
+def test_a_folder_without_one_of_its_simulations_is_named(tmp_path):
+    (tmp_path / "simulations").mkdir()
+    (tmp_path / "results.json").write_text((FOLDER / "results.json").read_text())
+    with pytest.raises(InputError, match=r"simulation_index lists .*\.json, which is not in"):
+        read_result_file(tmp_path)
+
+
+@pytest.mark.parametrize("data", [{}, [], {"results": []}, [{"task_id": 1}], 3, {"info": {}, "tasks": 3}])
+def test_a_file_of_another_format_is_refused(data, save):
+    with pytest.raises(InputError, match="not a result file of tau2-bench"):
+        read_result_file(save(data))
+
+
+def test_a_missing_field_is_named(airline, save):
+    del airline["simulations"][3]["task_id"]
+    with pytest.raises(InputError, match=r"simulations\[3\]: field 'task_id' is missing"):
+        read_result_file(save(airline))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"arguments": {}}]}]},
+        {"messages": 3},
+        {"reward_info": {"reward": 0.0, "action_checks": [{}]}},
+        {"trial": "first"},
+    ],
+)
+def test_a_field_of_another_form_is_an_error_of_the_input(airline, save, change):
+    airline["simulations"][0].update(change)
+    with pytest.raises(InputError, match=r"results\.json: not in the form that tau2-bench or tau-bench writes") as error:
+        read_result_file(save(airline))
+    assert "\n" not in str(error.value)
+
+
+def test_a_simulation_of_a_task_that_the_file_does_not_have_is_refused(airline, save):
+    airline["tasks"] = [t for t in airline["tasks"] if t["id"] != "44"]
+    with pytest.raises(InputError, match="task_id '44' is not among the tasks"):
+        read_result_file(save(airline))
+
+
+@pytest.mark.parametrize("reward", [1.5, -1, "1.0", None, True])
+def test_a_reward_that_is_no_number_between_0_and_1_is_refused(airline, save, reward):
+    simulation(airline, "1")["reward_info"]["reward"] = reward
+    with pytest.raises(InputError, match="reward .* is not a number in"):
+        read_result_file(save(airline))
+
+
+def test_two_trials_of_one_number_are_refused_and_missing_numbers_are_given(airline, save):
+    airline["simulations"].append(copy.deepcopy(simulation(airline, "1")))
+    with pytest.raises(InputError, match="task '1' has two simulations with trial 0"):
+        read_result_file(save(airline))
+    airline["simulations"][-1]["trial"] = None
+    assert {"1#0", "1#1"} <= {t.id for t in read_result_file(save(airline))}
+
+
+# --- the whole real files, where they are at hand ---
+
+MANIFEST = {
+    "tau2/results/gpt-4.1_airline_test20_1trial.json": (10, 10),
+    "tau2/results/gpt-4.1-sft_airline_test20_1trial.json": (13, 7),
+    "tau2/results/gpt-4o_airline_base50_1trial.json": (23, 27),
+    "tau2/results/gpt-4o_telecom_small20_1trial.json": (14, 6),
+    "tau2/results/v1.0.1-format_mock_2tasks_2trials.json": (2, 2),
+    "tau2/results/v1.0.1-dirformat_mock": (2, 2),
+    "taubench-v1/gpt-4o-airline_tasks0-9_4trials.json": (5, 35),
+}
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real result files are not here; set TRACE_JAX_DATA to their folder")
+
+
+@needs_shared
+@pytest.mark.parametrize("name", MANIFEST)
+def test_real_files_import_with_their_pass_and_fail_counts(name):
+    assert counts(read_result_file(SHARED / name)) == MANIFEST[name]
+
+
+@needs_shared
+def test_fine_tuning_fixed_six_tasks_and_broke_three():
+    base, tuned = (
+        {t.id: t.success for t in read_result_file(SHARED / f"tau2/results/gpt-4.1{kind}_airline_test20_1trial.json")}
+        for kind in ("", "-sft")
+    )
+    assert base.keys() == tuned.keys()
+    assert sum(tuned[i] and not base[i] for i in base) == 6
+    assert sum(base[i] and not tuned[i] for i in base) == 3
+
+
+@needs_shared
+@pytest.mark.parametrize("name", [n for n in MANIFEST if "mock" not in n])
+def test_real_files_with_shifted_conversations_are_refused(name, save):
+    data = json.loads((SHARED / name).read_text())
+    entries, key = (data, "traj") if isinstance(data, list) else (data["simulations"], "messages")
+    conversations = [e[key] for e in entries]
+    for i, e in enumerate(entries):
+        e[key] = conversations[(i + 1) % len(entries)]
+    with pytest.raises(InputError, match="conversations"):
+        read_result_file(save(data))
