@@ -141,6 +141,7 @@ class Pool:
         if workers < 1:
             raise ValueError(f"workers = {workers} must be at least 1")
         self.deadline_s, self.recycle, self.quarantine = deadline_s, recycle, quarantine
+        self.hash_seed = hash_seed
         self._process_options = (hash_seed, memory_bytes)
         self._lock = threading.RLock()
         self._processes: list[Process | None] = [None] * workers
