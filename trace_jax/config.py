@@ -145,10 +145,10 @@ class TrainSection:
     ratio: str = field("token", "ratio of each token, or of the sequence (GSPO)", ("token", "sequence"))
     kl: float = field(0.0, "weight of the k2 divergence from the base", "[0, inf)")
     stop_reward: float | None = field(None, "stop when the mean reward of the last three iterations reaches this", "(0, 1]")
+    selection_seeds: int = field(64, "unseen seeds of each capability environment, which measure the adapters and judge the gate", "[1, inf)")
     pack_length: int = field(512, "tokens of a packed row; at least rollout.context", "[16, inf)")
     micro_rows: int = field(8, "packed rows of one gradient step; memory grows with it, the loss does not depend on it", "[1, inf)")
     min_group: int = field(2, "a group that infrastructure failures left smaller is dropped", "[2, inf)")
-    selection_seeds: int = field(100, "seeds of the environment, unused in training, that base and adapter are compared on", "[1, inf)")
     keep_checkpoints: int = field(2, "checkpoints kept per adapter", "[1, inf)", changes=True)
 
 
@@ -161,7 +161,8 @@ class GateSection:
     learning_rate: float = field(1e-2, "peak learning rate of the warm start", "(0, inf)")
     base_weight: float = field(0.02, "weight of the base slot's cross-entropy on every token", "[0, inf)")
     kl_clip: float = field(1.0, "cap of a token's weight", "(0, inf)")
-    successes: int = field(120, "successful trajectories per capability", "[1, inf)")
+    successes: int = field(120, "seeds of its own environment on which each adapter is tried; what it solves are the labels", "[1, inf)")
+    table_seeds: int = field(32, "seeds of each capability environment on which every slot is tried", "[1, inf)")
     grpo_iterations: int = field(12, "updates of the routed model itself, across the capability environments", "[0, inf)")
     grpo_learning_rate: float = field(1e-2, "learning rate of these", "(0, inf)")
     load_balance: float = field(0.001, "weight of the load-balance loss", "[0, inf)")
