@@ -160,15 +160,15 @@ def diagnose(
 
 
 def draw(trajectories: Sequence[Trajectory], attempt: int, seed: int) -> list[str]:
-    """The ids that a run labels: one trial of each task where there are several, else 80 % of the trajectories, without replacement."""
+    """The ids that a run labels: one trial of each task that has several, and 80 % of the tasks that have one, without replacement."""
     rng = np.random.default_rng([seed, attempt])
     trials: dict[str, list[str]] = {}
     for t in trajectories:
         trials.setdefault(_task(t), []).append(t.id)
-    if any(len(ids) > 1 for ids in trials.values()):
-        return [ids[int(rng.integers(len(ids)))] for ids in trials.values()]
-    kept = rng.permutation(len(trajectories))[: max(1, round(_SHARE * len(trajectories)))]
-    return [trajectories[n].id for n in sorted(kept)]
+    single = [ids[0] for ids in trials.values() if len(ids) == 1]
+    left_out = {single[n] for n in rng.permutation(len(single))[max(1, round(_SHARE * len(single))) :]}
+    chosen = (ids[int(rng.integers(len(ids)))] for ids in trials.values())
+    return [i for i in chosen if i not in left_out]
 
 
 def do_nothing_tasks(trajectories: Iterable[Trajectory]) -> list[str]:
@@ -220,9 +220,11 @@ _CODE = {"NA": 0, "PRESENT": 1, "LACKING": 2}
 
 def _notes(graded: Sequence[Trajectory], figures: Sequence[Figures], candidates: Sequence[Candidate], analyst: Analyst) -> list[str]:
     notes = []
-    several = len({_task(t) for t in graded}) < len(graded)
     if analyst.deterministic:
-        what = "one trial of each task" if several else "80 % of the trajectories (each task has one trial)"
+        trials = collections.Counter(_task(t) for t in graded).values()
+        several = "one trial of each task" if max(trials) > 1 else ""
+        single = "80 % of the trajectories of tasks with one trial" if min(trials) == 1 else ""
+        what = " and ".join(filter(None, (several, single)))
         notes.append(f"Runs differ only in what they draw, {what}; the {analyst.name} analyst labels a trajectory the same way each time.")
     passed = sum(t.success for t in graded)
     if passed in (0, len(graded)):

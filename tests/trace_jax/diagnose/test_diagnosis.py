@@ -91,6 +91,12 @@ def test_a_run_draws_four_fifths_where_each_task_has_one_trial(airline):
     assert len({tuple(ids) for ids in draws}) > 5
 
 
+def test_tasks_with_one_and_with_several_trials_are_drawn_each_in_their_way():
+    episodes = [t for t in desk(tasks=20, trials=2) if t.trial == 0 or int(t.task_id) < 10]
+    drawn = [i.split("#")[0] for i in draw(episodes, 1, 0)]
+    assert drawn[:10] == [str(t) for t in range(10)] and len(drawn) == 18
+
+
 def test_the_files_are_those_of_the_published_tool_and_the_selection_comes_last():
     files = {}
     diagnosis = diagnose(desk(), write=files.__setitem__)
