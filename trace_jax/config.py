@@ -145,7 +145,7 @@ class TrainSection:
     ratio: str = field("token", "ratio of each token, or of the sequence (GSPO)", ("token", "sequence"))
     kl: float = field(0.0, "weight of the k2 divergence from the base", "[0, inf)")
     stop_reward: float | None = field(None, "stop when the mean reward of the last three iterations reaches this", "(0, 1]")
-    selection_seeds: int = field(64, "unseen seeds of each capability environment, which measure the adapters and judge the gate", "[1, inf)")
+    selection_seeds: int = field(64, "unseen seeds of each capability environment, which judge the adapters and the gate", "[1, inf)")
     pack_length: int = field(512, "tokens of a packed row; at least rollout.context", "[16, inf)")
     micro_rows: int = field(8, "packed rows of one gradient step; memory grows with it, the loss does not depend on it", "[1, inf)")
     min_group: int = field(2, "a group that infrastructure failures left smaller is dropped", "[2, inf)")
