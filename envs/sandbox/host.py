@@ -113,8 +113,8 @@ class Pool:
     """Workers that host environments. A context manager; `close` ends the processes.
 
     Which worker hosts an episode, and with which others, makes no difference to it: that is what the certificate checks of a package.
-    May be used from several threads; their batches follow each other. The first batch should come from a thread that lives as long as the
-    pool: the kernel ends a worker together with the thread that started it (the next batch then starts another, with a replay).
+    May be used from several threads; their batches follow each other. Make it in a thread that lives as long as the pool: the kernel ends a
+    worker together with the thread that started it (the next batch then starts another and plays the episodes again).
 
     Args:
       workers: processes. Two cores less than the machine has is plenty; 256 episodes and more fit in one.

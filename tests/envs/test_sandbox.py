@@ -1,6 +1,7 @@
 """The worker pool: equal results whatever happens to the workers, and faults that stay where they belong."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -211,6 +212,24 @@ def test_a_worker_that_died_between_batches_is_replaced_without_blame(make_packa
         process.kill()
         process.wait()
         assert isinstance(episode.call("list_codes", {}), Reply) and pool.restarts == 1
+
+
+def test_an_interrupted_batch_leaves_no_reply_behind(make_package):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    slow = make_package(('return "ok"', "[None for _ in range(10**9)]"))
+    with Pool(1) as pool:
+        episode = pool.open(slow, 0)
+        start = episode.reset()
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                episode.call("write_code", {"code": "1"})
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert start.messages[0]["content"].split()[-1] in episode.call("list_codes", {}).text
 
 
 def test_workers_see_a_clean_environment_and_inherit_no_files(make_package, monkeypatch, tmp_path):
