@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import select
 import signal
 import sys
 import tempfile
@@ -145,12 +146,10 @@ def main(argv: list[str]) -> int:
             return _complain("interrupted; what was done is saved, the same command goes on from there", 130)
         except Terminated:
             return _complain("terminated; what was done is saved, the same command goes on from there", 143)
+        except BrokenPipeError as error:
+            return 1 if _reader_left() else _crash(error, workdir, argv)
         except Exception as error:  # the last frame of the program: nothing is swallowed, the traceback goes to a file
-            if _disk_full(error):
-                place = f" ({workdir.root})" if workdir else ""
-                return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
-            log = _log_traceback(workdir, argv)
-            return _complain(f"{type(error).__name__}: {error}; traceback in {log}", 1)
+            return _crash(error, workdir, argv)
 
 
 def overview() -> str:
@@ -288,13 +287,22 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _disk_full(error: BaseException | None) -> bool:
-    """Libraries wrap the system's error in their own, with its text."""
-    while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
+    if _disk_full(error):
+        place = f" ({workdir.root})" if workdir else ""
+        return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
+    log = _log_traceback(workdir, argv)
+    return _complain(f"{type(error).__name__}: {error}; traceback in {log}", 1)
+
+
+def _reader_left() -> bool:
+    """Whether it is our own output that nobody reads any more, as with `trace-jax ... | head`, and not a worker's pipe."""
+    poll = select.poll()
+    poll.register(1, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains at its exit
+    return True
 
 
 def _log_traceback(workdir: Workdir | None, argv: list[str]) -> pathlib.Path:

@@ -34,6 +34,7 @@ from trace_jax import cli
 cli.COMMANDS["probe"] = cli.Command(module="probe", help="for tests", flags=("workdir!", "policy!", "split"))
 sys.exit(cli.main(sys.argv[1:]))
 """
+READER = "import sys; from trace_jax import cli; cli.overview = lambda: 'line\\n' * 100000; sys.exit(cli.main([]))"
 
 
 @pytest.fixture
@@ -148,6 +149,12 @@ def test_a_signal_lets_the_command_save_and_has_its_exit_code(probe, tmp_path, n
     assert process.returncode == code
     assert error.count("\n") == 1 and "the same command goes on from there" in error
     assert (tmp_path / "run" / "saved.json").exists()
+
+
+def test_a_reader_that_leaves_is_no_crash():
+    command = f'set -o pipefail; {sys.executable} -c "{READER}" | head -1'
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (run.returncode, run.stderr) == (1, "") and run.stdout.count("\n") == 1
 
 
 def test_files_of_the_current_folder_do_not_shadow_our_packages(tmp_path):
