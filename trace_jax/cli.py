@@ -305,6 +305,15 @@ def _reader_left() -> bool:
     return True
 
 
+def _disk_full(error: BaseException | None) -> bool:
+    """Libraries wrap the system's error in their own, with its text."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _log_traceback(workdir: Workdir | None, argv: list[str]) -> pathlib.Path:
     path = (workdir.root if workdir else pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-"))) / "error.log"
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
