@@ -52,7 +52,8 @@ class Trajectory:
       checks: `{name: {"passed", "expected", "actual", "message_index"}}`, the grader's evidence.
       tokens, loss_mask, logprobs, turns, versions: [T], all present or all None. `logprobs` is 0 where the mask is 0.
       slots: [T, layers] int8, the slot that each layer chose, where the policy routes.
-      error: `{"kind", "message"}` of an infrastructure failure; such a trajectory is never trained on and never counted as the agent's failure.
+      error: `{"kind", "message"}` of an infrastructure failure; such a trajectory is never trained on and never counted as the
+        agent's failure.
     """
 
     id: str
@@ -156,7 +157,8 @@ def decode_shard(data: bytes, name: str = "shard") -> Iterator[Trajectory]:
     reader = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data))
     number = 0
     try:
-        for number, line in enumerate(io.TextIOWrapper(reader, encoding="utf-8"), 1):
+        for line in io.TextIOWrapper(reader, encoding="utf-8"):
+            number += 1
             if not line.endswith("\n"):
                 raise TrajectoryError("the file is cut short")
             yield Trajectory.from_json(json.loads(line))

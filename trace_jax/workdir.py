@@ -174,7 +174,8 @@ class Workdir:
         data = encode_shard(trajectories)
         manifest = self._manifest(folder)
         self.write_bytes(f"{folder}/{index:05d}.jsonl.zst", data)
-        manifest[f"{index:05d}"] = {"trajectories": len(trajectories), "bytes": len(data)}
+        sampled = sum(int(t.loss_mask.sum()) for t in trajectories if t.loss_mask is not None)
+        manifest[f"{index:05d}"] = {"trajectories": len(trajectories), "sampled_tokens": sampled, "bytes": len(data)}
         self.write_json(f"{folder}/manifest.json", {"shards": dict(sorted(manifest.items()))})
 
     def shards(self, policy: str, split: str) -> list[int]:

@@ -11,6 +11,7 @@ import random
 COLOURS = ["blue", "red", "green", "black", "white", "grey", "pink", "gold"]
 STATUSES = ["pending", "shipped", "lost"]  # an order in one of these may not be returned
 RETURNABLE = "delivered"
+ORDER_IDS = [letter + digit for letter in "ABCDEFGHIJ" for digit in "0123456789"]
 
 SYSTEM = "You help customers with orders. Check an order before you return it. Only delivered orders may be returned, else tell the status."
 
@@ -47,10 +48,9 @@ def make_task(seed, knobs):
     stressors = draw(rng, knobs)
     count = int(knobs["records"])
     items = rng.sample(NOUNS, count)
-    letters = rng.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ", count)
     orders = {}
-    for item, letter in zip(items, letters):
-        orders[f"{letter}{rng.randrange(100):02d}"] = {
+    for item, order_id in zip(items, rng.sample(ORDER_IDS, count), strict=True):
+        orders[order_id] = {
             "colour": rng.choice(COLOURS),
             "item": item,
             "status": rng.choice(STATUSES + [RETURNABLE]),
@@ -63,7 +63,7 @@ def make_task(seed, knobs):
         kinds[rng.randrange(len(kinds) - (kinds[-1] == "return"))] = "zip"
     described = rng.randrange(len(kinds)) if "lookup" in stressors else None
     requests = []
-    for index, (kind, order_id) in enumerate(zip(kinds, rng.sample(sorted(orders), len(kinds)))):
+    for index, (kind, order_id) in enumerate(zip(kinds, rng.sample(sorted(orders), len(kinds)), strict=True)):
         request = {"kind": kind, "order_id": order_id, "described": index == described}
         if kind == "zip":
             request["zip"] = _zip(rng)
@@ -176,7 +176,12 @@ class Environment:
             position = nearest if match is None else match
             actual = None if position is None else {key: self.log[position][key] for key in ("name", "arguments")}
             kind = "read" if action["name"] in READS else "write"
-            checks[f"action:{index}"] = {"passed": match is not None, "expected": {**action, "kind": kind}, "actual": actual, "call": position}
+            checks[f"action:{index}"] = {
+                "passed": match is not None,
+                "expected": {**action, "kind": kind},
+                "actual": actual,
+                "call": position,
+            }
         wrong = {key: self.orders[key] for key in wanted if self.orders[key] != wanted[key]}
         checks["db"] = {"passed": not wrong, "expected": {key: wanted[key] for key in wrong}, "actual": wrong, "call": None}
         for index, (order_id, status) in enumerate(refusals(self.task)):

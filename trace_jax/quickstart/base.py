@@ -2,11 +2,11 @@
 
     python -m trace_jax.quickstart.base --out=trace_jax/quickstart/checkpoint
 
-From scratch, in three stages, about ten minutes on two cores. A: a nearly faultless teacher, until the model copies what the customer wrote.
-B: half of the tokens from a drill, look-ups in a list of orders, until it finds a record by its description. C: the teacher with its planted
-faults, which hides the skills behind stochastic mistakes; reinforcement can bring them out again. Each stage ends with an assertion on
-skills, not on a step count alone; a stage that misses its bar is continued up to twice. An equal seed gives an equal checkpoint only with equal versions on
-an equal machine; the log that is written beside the checkpoint says what was measured.
+From scratch, in three stages, about ten minutes on two cores. A: a nearly faultless teacher, until the model copies what the customer
+wrote. B: half of the tokens from a drill, look-ups in a list of orders, until it finds a record by its description. C: the teacher with its
+planted faults, which hides the skills behind stochastic mistakes; reinforcement can bring them out again. Each stage ends with an assertion
+on skills, not on a step count alone; a stage that misses its bar is continued up to twice. An equal seed gives an equal checkpoint only
+with equal versions on an equal machine; the log that is written beside the checkpoint says what was measured.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Stage:
 
 
 STAGES = (
-    Stage("copy", 600, 4e-3, 0.5, 0.1, 0.0, FAULTS.scaled(0.05), {"tool_calling_precision": (0.7, 1), "precondition_verification": (0.7, 1)}),
+    Stage(
+        "copy", 600, 4e-3, 0.5, 0.1, 0.0, FAULTS.scaled(0.05), {"tool_calling_precision": (0.7, 1), "precondition_verification": (0.7, 1)}
+    ),
     Stage("lookup", 400, 3e-3, 0.2, 0.02, 0.5, FAULTS.scaled(0.05), {name: (0.8, 1.0) for name in LIBRARY}),
     Stage("faults", 200, 2.5e-3, 0.1, 0.02, 0.0, FAULTS, {"desk": (0.25, 0.40)}),
 )
@@ -107,10 +109,9 @@ class Corpus:
     def drill(self) -> tuple[list[int], list[float]]:
         """A list of orders and ten look-ups in it, loss on the ids."""
         count = self.rng.randint(3, 5)
-        letters = self.rng.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ", count)
         orders = [
-            (f"{self.rng.choice(WORLD['COLOURS'])} {noun} ", f"{letter}{self.rng.randrange(100):02d}")
-            for noun, letter in zip(self.rng.sample(NOUNS, count), letters, strict=True)
+            (f"{self.rng.choice(WORLD['COLOURS'])} {noun} ", order_id)
+            for noun, order_id in zip(self.rng.sample(NOUNS, count), self.rng.sample(WORLD["ORDER_IDS"], count), strict=True)
         ]
         parts = [("<tool_response>\n", 0.0)]
         parts += [(f"{words}{order_id}\n", self.stage.observed) for words, order_id in orders]

@@ -1,8 +1,9 @@
 """The tokenizer of the quickstart's base agent: whole words of the desk's world as pieces, and single bytes for everything else.
 
 A byte-level BPE without merges: the pre-tokenizer cuts the text at the listed pieces, `ignore_merges` takes each of them whole, and any
-other text falls apart into its bytes, so that every string is encodable and decoding gives it back. A model of 0.3 M parameters learns to copy an
-order id when it is the same two tokens everywhere (a letter and a two-digit number), which is why words carry their space behind them.
+other text falls apart into its bytes, so that every string is encodable and decoding gives it back. A model of 0.3 M parameters learns to
+look an order up when its id is the same one token everywhere and stands right behind the item, which is why words carry their space behind
+them.
 """
 
 from __future__ import annotations
@@ -74,18 +75,17 @@ def pieces() -> list[str]:
     found |= {word + " " for word in [*WORLD["COLOURS"], *NOUNS, "order", "cancel", "return", "send", "the", "to", "then"]}
     found |= {*WORLD["STATUSES"], WORLD["RETURNABLE"], "cancelled", "returned"}
     found |= set(re.findall(r"\S+ ?", WORLD["SYSTEM"]))
+    found |= set(WORLD["ORDER_IDS"])
     return sorted(found, key=lambda piece: (-len(piece), piece))
 
 
 def build_tokenizer() -> Tokenizer:
-    """The tokenizer; bytes first, then pieces, two-digit numbers, tags and special tokens."""
+    """The tokenizer; bytes first, then pieces, tags and special tokens."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    numbers = [f"{n:02d}" for n in range(100)]
-    vocabulary = list(dict.fromkeys([*alphabet, *(byte_level.pre_tokenize_str(p)[0][0] for p in pieces()), *numbers]))
+    vocabulary = list(dict.fromkeys([*alphabet, *(byte_level.pre_tokenize_str(piece)[0][0] for piece in pieces())]))
     tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(vocabulary)}, merges=[], ignore_merges=True))
-    # The number of an order id is one token behind its letter; the digits of a zip code stay apart.
-    cut = "|".join([r"(?<=[A-Z])\d\d", *map(re.escape, pieces())])
+    cut = "|".join(map(re.escape, pieces()))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(cut), "isolated"), byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])

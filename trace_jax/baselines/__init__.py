@@ -1,0 +1,1 @@
+"""What users compare the composed agent with, on the same engine and trainer."""

@@ -1,0 +1,69 @@
+"""GRPO of one adapter on the target's train tasks, with as many rollouts as the four steps spent on the composed agent.
+
+It sees what GRPO sees in life: a fixed set of tasks, taken in turn, shuffled anew every pass. Its curve is measured on the held-out split,
+for the report only; the last adapter is the one that counts.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from rl.engines.protocol import Policy
+from rl.rollout import Task
+from trace_jax.evaluate import heldout_tasks, summarise
+from trace_jax.outcomes import success_rate
+from trace_jax.runtime import TRAIN_TASKS, Runtime
+from trace_jax.train import initial_adapter, make_learner, run_grpo
+
+NAME = "grpo_target"
+_POINTS = 6  # of the curve
+
+
+def target_tasks(runtime: Runtime, iteration: int) -> list[Task]:
+    """The groups of one iteration: the train tasks in a new order every pass."""
+    groups, count = runtime.config.train.groups, runtime.config.target.train_tasks
+    found: list[Task] = []
+    for position in range(iteration * groups, (iteration + 1) * groups):
+        order = list(range(count))
+        random.Random(f"{runtime.config.seed} {position // count}").shuffle(order)
+        found += runtime.tasks(runtime.target, "train", TRAIN_TASKS + order[position % count], 1, runtime.config.train.group_size)
+    return found
+
+
+def train_on_target(runtime: Runtime, budget: int) -> dict[str, Any]:
+    """Trains and evaluates the baseline; `budget` is the number of rollouts that it may use.
+
+    Returns:
+      The content of `evaluation/grpo_target.json`; the curve is in `evaluation/grpo_target_curve.json`.
+    """
+    config, workdir = runtime.config, runtime.workdir
+    if workdir.exists(f"evaluation/{NAME}.json"):
+        return workdir.read_json(f"evaluation/{NAME}.json")
+    per_iteration = config.train.groups * config.train.group_size
+    iterations = max(budget // per_iteration, 1)
+    learner = make_learner(runtime)
+    # its own stream of random numbers, far from those of the capabilities' adapters
+    state = learner.init(initial_adapter(runtime, 1000), seed=config.seed)
+    curve: dict[str, list[float]] = {"rollouts": [], "rate": []}
+    for point in range(1, _POINTS + 1):
+        until = round(iterations * point / _POINTS)
+        state = run_grpo(
+            runtime,
+            learner,
+            state,
+            f"baselines/{NAME}",
+            NAME,
+            until,
+            lambda iteration: target_tasks(runtime, iteration),
+            lambda state: Policy(name=NAME, version=int(state.step), adapters=state.params),
+            stop=False,
+        )
+        policy = Policy(name=NAME, version=int(state.step), adapters=state.params)
+        found = runtime.roll_out(policy, NAME, "heldout", point, heldout_tasks(runtime), config.evaluation.temperature)
+        curve["rollouts"].append(until * per_iteration)
+        curve["rate"].append(success_rate(found)["rate"])
+        workdir.write_json(f"evaluation/{NAME}_curve.json", curve)
+    result = summarise(NAME, "heldout", found, config.evaluation.temperature) | {"training_rollouts": iterations * per_iteration}
+    workdir.write_json(f"evaluation/{NAME}.json", result)
+    return result

@@ -1,0 +1,220 @@
+"""Step 4: a gate per layer that sends every token to one adapter or to the base.
+
+    success of every slot on seeds of every capability environment -> labels (soft where several slots solve a seed)
+    -> warm start of the gate -> GRPO of the routed model on the mixed environments -> kept only if it beats the best single adapter
+
+Everything here is measured in the capability environments; the target's tasks are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from model import Gate, save_gate
+from rl import task_router
+from rl.gate_learner import GateData, GateWarmStart, WarmStartConfig, routing_metrics
+from rl.learner import Learner, LearnerState
+from rl.rollout import Task
+from rl.task_router import TaskRouter
+from rl.trajectory import Trajectory
+from trace_jax.cli import Arguments
+from trace_jax.errors import InputError
+from trace_jax.outcomes import success_rate
+from trace_jax.policies import Mixture, load_mixture, routed_tasks
+from trace_jax.runtime import GATE, GATE_TRAINING, SELECTION, Runtime, open_runtime
+from trace_jax.train import learner_config, loss_config, run_grpo
+
+_PRIOR = 2.0  # rollouts that a capability's mean success is worth against those of one seed
+_SCALES = (0.25, 0.5, 0.75, 1.0)
+
+SuccessTable = dict[str, dict[str, list[Trajectory]]]  # environment's capability -> slot -> trajectories, one a seed
+
+
+def measure_slots(runtime: Runtime, mixture: Mixture) -> SuccessTable:
+    """Rolls every slot out on seeds of every capability environment: `gate.successes` for its own adapter, `gate.table_seeds` for the
+    others."""
+    gate, table = runtime.config.gate, {}
+    for capability in mixture.capabilities:
+        package, split = runtime.environment(capability), f"gate-{capability}"
+        table[capability] = {}
+        for slot in mixture.slots:
+            tasks = runtime.tasks(package, split, GATE, gate.successes if slot == capability else gate.table_seeds, 1)
+            policy = mixture.slot(slot)
+            table[capability][slot] = runtime.roll_out(policy, policy.name, split, 0, tasks)
+    return table
+
+
+def soft_targets(table: SuccessTable, slots: Sequence[str], capability: str) -> np.ndarray:
+    """[n, S] distribution over slots for each of the own adapter's trajectories in a capability's environment.
+
+    A slot counts by how much more often than the base it solves the seed. Its chance on a seed is what was seen there, shrunk to its mean
+    over the environment, since a seed was tried once or not at all by most slots. Where no slot beats the base the own adapter keeps
+    its label.
+    """
+    columns = []
+    own = table[capability][capability]
+    for slot in slots:
+        found = {t.seed: float(t.success) for t in table[capability][slot] if t.error is None}
+        mean = float(np.mean(list(found.values()))) if found else 0.0
+        columns.append([(found[t.seed] + _PRIOR * mean) / (1 + _PRIOR) if t.seed in found else mean for t in own])
+    chance = np.array(columns, np.float32).T
+    gain = np.maximum(chance - chance[:, :1], 0.0)
+    hard = np.eye(len(slots), dtype=np.float32)[slots.index(capability)]
+    total = gain.sum(-1, keepdims=True)
+    return np.where(total > 0, gain / np.maximum(total, 1e-9), hard)
+
+
+def labelled(table: SuccessTable, mixture: Mixture) -> tuple[list[Trajectory], list[int], np.ndarray]:
+    """The successful trajectories of the own adapters, their slots, and their targets.
+
+    Raises:
+      InputError: an adapter never succeeded in its environment.
+    """
+    trajectories, slots, targets = [], [], []
+    for index, capability in enumerate(mixture.capabilities, 1):
+        own = table[capability][capability]
+        won = [i for i, t in enumerate(own) if t.error is None and t.success]
+        if not won:
+            raise InputError(f"adapter {capability!r} solved none of {len(own)} seeds of its own environment: train it longer")
+        trajectories += [own[i] for i in won]
+        slots += [index] * len(won)
+        targets.append(soft_targets(table, mixture.slots, capability)[won])
+    return trajectories, slots, np.concatenate(targets)
+
+
+def train_gate(runtime: Runtime, mixture: Mixture, gate: Gate) -> Gate:
+    """Stage 2: GRPO of the routed model, straight-through, on groups from all capability environments in turn."""
+    config, train = runtime.config, runtime.config.train
+    if not config.gate.grpo_iterations:
+        return gate
+    settings = learner_config(config, config.gate.grpo_learning_rate, 0, config.gate.grpo_iterations)
+    learner = Learner(runtime.model, settings, loss_config(train), bank=mixture.bank)
+
+    def tasks(iteration: int) -> list[Task]:
+        found = []
+        for group in range(iteration * train.groups, (iteration + 1) * train.groups):
+            package = runtime.environment(mixture.capabilities[group % len(mixture.capabilities)])
+            found += runtime.tasks(package, "train", GATE_TRAINING + group, 1, train.group_size)
+        return found
+
+    def policy(state: LearnerState):
+        return mixture.gated(state.params, "gate", int(state.step))
+
+    state = run_grpo(runtime, learner, learner.init(gate, seed=config.seed), "gate", "gate", config.gate.grpo_iterations, tasks, policy)
+    return state.params
+
+
+def select(runtime: Runtime, mixture: Mixture, policy: Any, folder: str, router: TaskRouter | None = None) -> list[Trajectory]:
+    """One policy on the held-out seeds of all capability environments."""
+    found = []
+    for capability in mixture.capabilities:
+        tasks = runtime.tasks(runtime.environment(capability), "selection", SELECTION, runtime.config.train.selection_seeds, 1)
+        if router is not None and 0 not in runtime.workdir.shards(folder, f"selection-{capability}"):
+            tasks = routed_tasks(runtime, router, mixture, tasks)
+        found += runtime.roll_out(policy, folder, f"selection-{capability}", 0, tasks, runtime.config.evaluation.temperature)
+    return found
+
+
+def fit_router(runtime: Runtime, mixture: Mixture, table: SuccessTable) -> TaskRouter:
+    """The task-level router: the capability of a seed, from the base's last hidden state of its prompt."""
+    trajectories = [t for capability in mixture.capabilities for t in table[capability][capability] if t.error is None]
+    slots = [mixture.slots.index(c) for c in mixture.capabilities for t in table[c][c] if t.error is None]
+    features = task_router.prompt_features(runtime.model, [task_router.prompt_of(t) for t in trajectories])
+    return task_router.fit(features, slots, len(mixture.capabilities))
+
+
+def best_constant(runtime: Runtime, mixture: Mixture) -> float:
+    """The scale at which all adapters together do best on training seeds of the capability environments."""
+    rates = {}
+    for scale in _SCALES:
+        found = []
+        for capability in mixture.capabilities:
+            split = f"gate-{capability}"
+            tasks = runtime.tasks(runtime.environment(capability), split, GATE, runtime.config.gate.table_seeds, 1)
+            found += runtime.roll_out(mixture.constant(scale), f"constant-{scale}", split, 0, tasks)
+        rates[scale] = success_rate(found)["rate"]
+    return max(rates, key=lambda scale: (rates[scale], -scale))
+
+
+def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
+    """Trains, validates and stores the gate; `gate/routing.json` says what was found and what `composed` is."""
+    workdir, config = runtime.workdir, runtime.config.gate
+    if workdir.exists("gate/routing.json"):
+        return workdir.read_json("gate/routing.json")
+    mixture = load_mixture(runtime, capabilities)
+    table = measure_slots(runtime, mixture)
+    trajectories, slots, targets = labelled(table, mixture)
+    warm = GateWarmStart(
+        runtime.model,
+        mixture.bank,
+        lengths=(runtime.config.train.pack_length,),
+        micro_rows=runtime.config.train.micro_rows,
+        temperature=runtime.temperature,
+    )
+    data = warm.measure(trajectories, slots, targets)
+    forms, gates = {}, {}
+    for form in ("kl_weighted", "plain"):
+        settings = WarmStartConfig(
+            loss=form,
+            steps=config.warm_steps,
+            learning_rate=config.learning_rate,
+            kl_clip=config.kl_clip,
+            base_weight=config.base_weight,
+            load_balance=config.load_balance,
+            base_bias=config.base_bias,
+        )
+        gates[form], found = warm.fit(data, settings, seed=runtime.config.seed)
+        forms[form] = {name: value for name, value in found.items() if name != "loss"}
+    save_gate(gates["plain"], workdir.path("gate/plain_gate.safetensors"))
+    gate = train_gate(runtime, mixture, gates[config.label_loss])
+    save_gate(gate, workdir.path("gate/gate.safetensors"))
+    router = fit_router(runtime, mixture, table)
+    workdir.write_json("gate/router.json", router.to_json())
+    scale = best_constant(runtime, mixture)
+
+    validation = {"base": select(runtime, mixture, mixture.slot("base"), "base")}
+    for capability in mixture.capabilities:
+        policy = mixture.adapter(capability)
+        validation[policy.name] = select(runtime, mixture, policy, policy.name)
+    validation |= {
+        "uniform": select(runtime, mixture, mixture.uniform(), "uniform"),
+        "constant": select(runtime, mixture, mixture.constant(scale), "constant"),
+        "router": select(runtime, mixture, "router", "router", router),
+        "plain_gate": select(runtime, mixture, mixture.gated(gates["plain"], "plain_gate"), "plain_gate"),
+        "warm_gate": select(runtime, mixture, mixture.gated(gates[config.label_loss], "warm_gate"), "warm_gate"),
+        "gate": select(runtime, mixture, mixture.gated(gate), "gate"),
+    }
+    rates = {name: success_rate(found) for name, found in validation.items()}
+    best = max((name for name in rates if name.startswith("adapter:")), key=lambda name: rates[name]["rate"])
+    kept = rates["gate"]["rate"] > rates[best]["rate"]
+    routing = {
+        "slots": list(mixture.slots),
+        "success_table": {c: {s: success_rate(found)["rate"] for s, found in row.items()} for c, row in table.items()},
+        "label_form": forms,
+        "constant_scale": scale,
+        "validation": rates,
+        "kept": kept,
+        "composed": "gate" if kept else best,
+        **_routing(warm, gate, data, mixture.slots),
+    }
+    workdir.write_json("gate/routing.json", routing)
+    return routing
+
+
+def _routing(warm: GateWarmStart, gate: Gate, data: GateData, slots: Sequence[str]) -> dict[str, Any]:
+    """How the final gate routes the labelled trajectories, shares under the slots' names."""
+    found = routing_metrics(gate, data, warm.routed_inputs(gate, data))
+    share = {name: found.pop(f"share/{index}") for index, name in enumerate(slots)}
+    return found | {"share": share}
+
+
+def main(arguments: Arguments) -> None:
+    """`trace-jax compose`."""
+    with open_runtime(arguments) as runtime:
+        routing = compose(runtime, runtime.usable())
+        for name, rate in routing["validation"].items():
+            print(f"{name:<40} {rate['rate']:.3f} [{rate['interval'][0]:.3f}, {rate['interval'][1]:.3f}]")
+        print(f"composed is {routing['composed']}")

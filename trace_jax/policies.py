@@ -1,0 +1,144 @@
+"""The policies of a run by the names that users write: base, adapter:<capability>, uniform, constant, router, composed, and what they are
+made of.
+
+All policies over the trained adapters share one bank, so that the engine serves them with one compiled function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+
+from model import AdapterBank, Gate, Qwen3, Routing, load_gate, stack_banks
+from rl import task_router
+from rl.engines.protocol import Policy
+from rl.packing import pack
+from rl.rollout import Task
+from rl.task_router import TaskRouter
+from rl.trajectory import Trajectory
+from trace_jax.errors import InputError
+from trace_jax.runtime import Runtime
+from trace_jax.train import load_adapter
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """The adapters of a run as one bank; slot 0 is the base, slot k + 1 the adapter of `capabilities[k]`."""
+
+    capabilities: tuple[str, ...]
+    bank: AdapterBank
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Slot names as in `routing.json`."""
+        return ("base", *self.capabilities)
+
+    def adapter(self, capability: str) -> Policy:
+        """One adapter on every token."""
+        weights = np.eye(len(self.slots), dtype=np.float32)[self.slots.index(capability)]
+        return Policy(name=f"adapter:{capability}", version=0, adapters=self.bank, weights=weights)
+
+    def slot(self, name: str) -> Policy:
+        """The adapter of a slot, or the base served from the same bank."""
+        if name != "base":
+            return self.adapter(name)
+        return Policy(name="base", version=0, adapters=self.bank, weights=np.eye(len(self.slots), dtype=np.float32)[0])
+
+    def constant(self, scale: float, name: str = "constant") -> Policy:
+        """All adapters at once, each scaled by `scale`."""
+        weights = np.full(len(self.slots), scale, np.float32)
+        weights[0] = 0.0
+        return Policy(name=name, version=0, adapters=self.bank, weights=weights)
+
+    def uniform(self) -> Policy:
+        """All adapters at 1/K each."""
+        return self.constant(1.0 / len(self.capabilities), "uniform")
+
+    def gated(self, gate: Gate, name: str = "composed", version: int = 0) -> Policy:
+        """Top-1 of the gate for every token and layer."""
+        return Policy(name=name, version=version, adapters=self.bank, gate=gate)
+
+
+def load_mixture(runtime: Runtime, capabilities: Sequence[str]) -> Mixture:
+    """The trained adapters of a run."""
+    return Mixture(tuple(capabilities), stack_banks([load_adapter(runtime, capability) for capability in capabilities]))
+
+
+def routed_tasks(runtime: Runtime, router: TaskRouter, mixture: Mixture, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, each with the adapter that the task-level router chooses from its prompt.
+
+    The engine must have the mixture's adapters loaded.
+    """
+    prompts = []
+    for task in tasks:
+        start = runtime.pool.open(task.package, task.seed, task.knobs).reset()
+        prompts.append(runtime.chat.start(start.system, start.messages, runtime.tools(task.package)))
+    chosen = router.predict(task_router.prompt_features(runtime.model, prompts))
+    return [dataclasses.replace(task, policy=f"adapter:{mixture.slots[slot]}") for task, slot in zip(tasks, chosen, strict=True)]
+
+
+def trained_mixture(runtime: Runtime) -> Mixture | None:
+    """The trained adapters of a run, or None before there are any."""
+    if not runtime.workdir.exists("diagnosis/selected_capabilities.json"):
+        return None
+    trained = [c for c in runtime.retained() if runtime.workdir.exists(f"adapters/{c}/summary.json")]
+    return load_mixture(runtime, trained) if trained else None
+
+
+@functools.lru_cache(maxsize=1)
+def _slot_function(model: Qwen3):
+    graph, _ = nnx.split(model)
+
+    @jax.jit
+    def slots(frozen, bank, gate, batch):
+        routing = Routing(gate=gate, mode="top1")
+        return nnx.merge(graph, frozen).forward(batch.tokens, batch.positions, batch.segment_ids, bank, routing).slots
+
+    return slots
+
+
+def with_slots(runtime: Runtime, mixture: Mixture, gate: Gate, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories with the slot that each layer chose for each token, by scoring them once more.
+
+    The tokens behind the last sampled one are not scored; they are given the base slot.
+    """
+    _, frozen = nnx.split(runtime.model)
+    batch = pack(trajectories, np.zeros(len(trajectories)), lengths=(runtime.config.train.pack_length,), micro_rows=1)
+    found = np.asarray(_slot_function(runtime.model)(frozen, mixture.bank, gate, batch))
+    out = []
+    for index, trajectory in enumerate(trajectories):
+        slots = np.zeros((len(trajectory.tokens), found.shape[-1]), np.int8)
+        here = batch.trajectory == index
+        slots[batch.positions[here]] = found[here]
+        out.append(dataclasses.replace(trajectory, slots=slots))
+    return out
+
+
+def find_policy(runtime: Runtime, name: str, mixture: Mixture | None) -> Policy:
+    """The policy of a name; the router is none, it chooses among the adapters (`routed_tasks`).
+
+    Raises:
+      InputError: no such policy in this workdir; what there is, is listed.
+    """
+    if name == "base" and mixture is None:
+        return Policy(name="base", version=0)
+    if mixture is not None:
+        if name in ("base", *(f"adapter:{c}" for c in mixture.capabilities)):
+            return mixture.slot(name.removeprefix("adapter:"))
+        if name == "uniform":
+            return mixture.uniform()
+        if name == "constant":
+            return mixture.constant(runtime.workdir.read_json("gate/routing.json")["constant_scale"])
+        if name in ("composed", "plain_gate"):
+            routing = runtime.workdir.read_json("gate/routing.json")
+            if name == "composed" and not routing["kept"]:
+                return dataclasses.replace(mixture.slot(routing["composed"].removeprefix("adapter:")), name="composed")
+            file = "gate.safetensors" if name == "composed" else "plain_gate.safetensors"
+            return mixture.gated(load_gate(runtime.workdir.path(f"gate/{file}")), name)
+    known = ["base"] + ([f"adapter:{c}" for c in mixture.capabilities] + ["uniform", "constant", "router", "composed"] if mixture else [])
+    raise InputError(f"--policy={name}: no such policy in {runtime.workdir.root}; there are: {', '.join(known)}")

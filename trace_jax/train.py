@@ -1,0 +1,212 @@
+"""Step 3: one LoRA adapter per retained capability, by GRPO in its environment.
+
+    for every iteration:  seeds -> rollouts of the adapter as it is -> advantages within each seed's group -> one update -> checkpoint
+
+The backbone is frozen and shared; an adapter sees its own environment only. A run that stops goes on from the last checkpoint and, since a
+batch of rollouts is stored before it is learnt from, ends with the same adapter.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from model import AdapterBank, init_bank, save_peft
+from rl.advantages import episode_metrics, group_advantages
+from rl.checkpoint import Checkpoints
+from rl.engines.protocol import Policy
+from rl.learner import Learner, LearnerConfig, LearnerState
+from rl.loss import LossConfig
+from rl.packing import pack
+from rl.rollout import Task
+from rl.trajectory import Trajectory
+from trace_jax.cli import Arguments
+from trace_jax.config import Config, TrainSection
+from trace_jax.errors import InputError
+from trace_jax.metrics import Metrics
+from trace_jax.outcomes import success_rate
+from trace_jax.runtime import SELECTION, TRAINING, Runtime, open_runtime
+
+_STOP_WINDOW = 3  # iterations whose mean reward must reach train.stop_reward
+
+
+def learner_config(config: Config, learning_rate: float, warmup: int, iterations: int) -> LearnerConfig:
+    """The learner's settings as the config says."""
+    train = config.train
+    return LearnerConfig(
+        learning_rate=learning_rate,
+        warmup_steps=warmup,
+        total_steps=iterations,
+        beta1=train.adam_b1,
+        beta2=train.adam_b2,
+        weight_decay=train.weight_decay,
+        max_grad_norm=train.max_grad_norm,
+        temperature=config.rollout.temperature,
+        micro_rows=train.micro_rows,
+    )
+
+
+def loss_config(train: TrainSection) -> LossConfig:
+    """The loss's constants as the config says."""
+    return LossConfig(
+        clip_low=train.clip_low,
+        clip_high=train.clip_high,
+        dual_clip=train.dual_clip,
+        weight_cap=train.importance_cap,
+        drop_below=train.outlier_low,
+        drop_above=train.outlier_high,
+        ratio=train.ratio,
+        kl=train.kl,
+    )
+
+
+def run_grpo(
+    runtime: Runtime,
+    learner: Learner,
+    state: LearnerState,
+    folder: str,
+    shards: str,
+    iterations: int,
+    tasks: Callable[[int], Sequence[Task]],
+    policy: Callable[[LearnerState], Policy],
+    *,
+    stop: bool = True,
+) -> LearnerState:
+    """Iterations of GRPO, from the last checkpoint in `folder` on; metrics go to `<folder>/metrics.jsonl`.
+
+    Args:
+      shards: names the policy whose rollouts are stored.
+      tasks: the batch of an iteration; a function of its number alone.
+      policy: what the engine is to sample under a state.
+      stop: end early at `train.stop_reward`.
+
+    Returns:
+      The last state; a checkpoint of it exists.
+    """
+    config, workdir = runtime.config, runtime.workdir
+    with Checkpoints(workdir.path(f"{folder}/checkpoints"), keep=config.train.keep_checkpoints) as checkpoints:
+        record = {"iteration": 0, "rewards": []}
+        if (found := checkpoints.restore(state)) is not None:
+            state, record = found.state, found.record
+        with Metrics(workdir, folder, record["iteration"]) as log:
+            for iteration in range(record["iteration"], iterations):
+                if stop and _saturated(record["rewards"], config.train.stop_reward):
+                    break
+                began = time.perf_counter()
+                found = runtime.roll_out(policy(state), shards, "train", iteration, tasks(iteration))
+                sampled = time.perf_counter()
+                state, metrics = update(learner, state, found, config.train)
+                metrics |= {"seconds/rollout": sampled - began, "seconds/update": time.perf_counter() - sampled}
+                record = {"iteration": iteration + 1, "rewards": [*record["rewards"], metrics["reward"]]}
+                log.log(iteration, metrics)
+                runtime.progress.advance(0, f"iteration {iteration + 1}/{iterations}, reward {metrics['reward']:.2f}")
+                checkpoints.save(iteration + 1, state, record)
+        checkpoints.wait()
+    return state
+
+
+def update(learner: Learner, state: LearnerState, trajectories: Sequence[Trajectory], train: TrainSection) -> tuple[LearnerState, dict]:
+    """Advantages, packing, one step; the metrics of all three."""
+    advantages = group_advantages(trajectories, divide_by_std=train.advantage_std)
+    kept = np.flatnonzero(advantages.kept)
+    metrics = episode_metrics(trajectories) | advantages.metrics
+    if not len(kept):
+        return state, {"reward": 0.0, **metrics}
+    batch = pack(
+        [trajectories[i] for i in kept], advantages.values[kept], lengths=(train.pack_length,), micro_rows=learner.config.micro_rows
+    )
+    state, learnt = learner.step(state, batch)
+    return state, metrics | learnt
+
+
+def _saturated(rewards: Sequence[float], stop: float | None) -> bool:
+    return stop is not None and len(rewards) >= _STOP_WINDOW and float(np.mean(rewards[-_STOP_WINDOW:])) >= stop
+
+
+def initial_adapter(runtime: Runtime, index: int) -> AdapterBank:
+    """An adapter that does nothing yet; another one for every capability and seed."""
+    train = runtime.config.train
+    key = jax.random.fold_in(jax.random.key(runtime.config.seed), index)
+    return init_bank(runtime.model.config, 1, train.rank, train.alpha, key)
+
+
+def load_adapter(runtime: Runtime, capability: str) -> AdapterBank:
+    """A trained adapter.
+
+    Raises:
+      InputError: it has not been trained in this workdir.
+    """
+    return _restore(runtime, f"adapters/{capability}", capability)
+
+
+def _restore(runtime: Runtime, folder: str, name: str) -> AdapterBank:
+    template = make_learner(runtime).init(initial_adapter(runtime, 0))
+    if not runtime.workdir.exists(f"{folder}/summary.json"):
+        raise InputError(f"adapter {name!r} is not trained in {runtime.workdir.root}; run trace-jax train --capability={name}")
+    with Checkpoints(runtime.workdir.path(f"{folder}/checkpoints")) as checkpoints:
+        return checkpoints.restore(template).state.params
+
+
+@functools.lru_cache(maxsize=1)
+def make_learner(runtime: Runtime) -> Learner:
+    """The learner of all adapters of a run: what it compiled for one serves the next."""
+    train = runtime.config.train
+    settings = learner_config(runtime.config, train.learning_rate, train.warmup_steps, train.iterations)
+    return Learner(runtime.model, settings, loss_config(train))
+
+
+def train_adapter(runtime: Runtime, capability: str, index: int) -> None:
+    """Trains the adapter of one capability, exports it, and measures it on held-out seeds of its own environment."""
+    config, workdir, folder = runtime.config, runtime.workdir, f"adapters/{capability}"
+    if workdir.exists(f"{folder}/summary.json"):
+        return
+    package, train, name = runtime.environment(capability), config.train, f"adapter:{capability}"
+
+    def tasks(iteration: int) -> list[Task]:
+        found = runtime.tasks(package, "train", TRAINING + iteration * train.groups, train.groups, train.group_size)
+        return runtime.with_hints(package, runtime.calibration(capability)["hint_ratio"], found)
+
+    learner = make_learner(runtime)
+    state = learner.init(initial_adapter(runtime, index), seed=config.seed)
+    state = run_grpo(
+        runtime,
+        learner,
+        state,
+        folder,
+        name,
+        train.iterations,
+        tasks,
+        lambda state: Policy(name=name, version=int(state.step), adapters=state.params),
+    )
+    save_peft(state.params, runtime.model.config, workdir.path(f"{folder}/hf"))
+    checks = runtime.tasks(package, "selection", SELECTION, config.train.selection_seeds, 1)
+    temperature = config.evaluation.temperature
+    policy = Policy(name=name, version=int(state.step), adapters=state.params)
+    before = runtime.roll_out(Policy(name="base", version=0), "base", f"selection-{capability}", 0, checks, temperature)
+    after = runtime.roll_out(policy, name, f"selection-{capability}", 0, checks, temperature)
+    rows = workdir.read_jsonl(f"{folder}/metrics.jsonl")
+    workdir.write_json(
+        f"{folder}/summary.json",
+        {
+            "capability": capability,
+            "iterations": len(rows),
+            "rollouts": len(rows) * train.groups * train.group_size,
+            "before": success_rate(before),
+            "after": success_rate(after),
+        },
+    )
+
+
+def main(arguments: Arguments) -> None:
+    """`trace-jax train`."""
+    with open_runtime(arguments) as runtime:
+        usable = runtime.usable()
+        if arguments.capability and arguments.capability not in usable:
+            raise InputError(f"--capability={arguments.capability}: no usable environment; there are: {', '.join(usable)}")
+        for index, capability in enumerate(usable):
+            if arguments.capability in (None, capability):
+                train_adapter(runtime, capability, index)
