@@ -2,6 +2,7 @@
 
 from model.cache import KVCache, init_cache
 from model.config import PROJECTIONS, Config, ConfigError, parse_config, read_config
+from model.export_hf import load_gate, load_peft, merge, save_gate, save_peft, save_pretrained
 from model.gate import Gate, Routing, count_gate_parameters, init_gate
 from model.load_hf import CheckpointError, load_pretrained
 from model.logprobs import token_logprobs
@@ -25,9 +26,15 @@ __all__ = [
     "init_bank",
     "init_cache",
     "init_gate",
+    "load_gate",
+    "load_peft",
     "load_pretrained",
+    "merge",
     "parse_config",
     "read_config",
+    "save_gate",
+    "save_peft",
+    "save_pretrained",
     "slice_bank",
     "stack_banks",
     "token_logprobs",

@@ -92,7 +92,15 @@ def parse_config(raw: Mapping[str, Any], source: str = "config.json") -> Config:
     missing = [name for name in required if raw.get(name) is None]
     need(not missing, f"missing {', '.join(missing)}")
     eos = raw.get("eos_token_id")
-    optional = ("rms_norm_eps", "tie_word_embeddings", "attention_bias", "max_position_embeddings", "bos_token_id", "pad_token_id", "head_dim")
+    optional = (
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "attention_bias",
+        "max_position_embeddings",
+        "bos_token_id",
+        "pad_token_id",
+        "head_dim",
+    )
     try:
         return Config(
             **{name: raw[name] for name in required},

@@ -85,7 +85,7 @@ def rank_mask(weights: jax.Array, bank_scale: jax.Array, rank: int) -> jax.Array
 
 
 def delta(x: jax.Array, a: jax.Array, b: jax.Array, mask: jax.Array) -> jax.Array:
-    """What the bank adds to one projection of one layer: x[B, T, in], a[K, in, R], b[K, R, out], mask[B | 1, T | 1, K * R] -> [B, T, out]."""
+    """What the bank adds to one projection: x[B, T, in], a[K, in, R], b[K, R, out], mask[B | 1, T | 1, K * R] -> [B, T, out]."""
     k, width, rank = a.shape
     inner = dense(x, jnp.swapaxes(a, 0, 1).reshape(width, k * rank))
     return dense(inner * mask.astype(inner.dtype), b.reshape(k * rank, -1))

@@ -9,7 +9,7 @@ Layers are stacked [L, ...] and run by one scan. The hot loop is functional: spl
         model = nnx.merge(graphdef, state)
         ...
 
-Shape letters: B batch, T time, D model width, H query heads, K key-value heads, Dh head width, F FFN width, L layers, S slots, V vocabulary.
+Shape letters: B batch, T time, D model width, H query heads, K key-value heads, Dh head width, L layers, S slots, V vocabulary.
 """
 
 from __future__ import annotations
@@ -71,12 +71,14 @@ def count_parameters(config: Config) -> int:
 @dataclasses.dataclass(frozen=True)
 class Output:
     """hidden[B, T, D] after the last norm; slots int8 [B, T, L], the slot each token took, where a gate chose; gate_logits[B, T, L, S] if
-    they were asked for; the cache with this call's keys and values, if one was given."""
+    they were asked for; the cache with this call's keys and values, if one was given; inputs[B, T, L, D], what each layer's gate reads, if
+    they were asked for."""
 
     hidden: jax.Array
     slots: jax.Array | None = None
     gate_logits: jax.Array | None = None
     cache: KVCache | None = None
+    inputs: jax.Array | None = None
 
 
 class Qwen3(nnx.Module):
@@ -134,13 +136,14 @@ class Qwen3(nnx.Module):
         cache: KVCache | None = None,
         *,
         collect: bool = False,
+        collect_inputs: bool = False,
     ) -> Output:
         """Runs the layers over tokens[B, T].
 
         segment_ids[B, T]: 0 is padding; attention is causal within equal ids. positions[B, T] default to the index in the row, or in the
         segment. Without `routing` a bank of one adapter is applied to every token. With a cache, `positions` must be given: a token with
         segment id 0 is not written, the others are written at their positions (consecutive from 0 in each row) and see the row's entries
-        up to their own. `collect` also returns the gate's logits.
+        up to their own. `collect` also returns the gate's logits, `collect_inputs` the normalised layer inputs that a gate reads.
         """
         if cache is not None and positions is None:
             raise ValueError("forward with a cache needs the positions of the tokens")
@@ -175,7 +178,7 @@ class Qwen3(nnx.Module):
         def layer(carry, xs):
             x, cache = carry
             index, w, factors, gate = xs
-            h = rms_norm(x, w["input_norm"], config.rms_norm_eps)
+            h = inputs = rms_norm(x, w["input_norm"], config.rms_norm_eps)
             logits = None if gate is None else gate_scores(gate, h)
             chosen = None if routing is None else slot_weights(routing, logits)
             if adapters is not None:
@@ -200,7 +203,7 @@ class Qwen3(nnx.Module):
             h = rms_norm(x, w["post_norm"], config.rms_norm_eps)
             x += project("down", jax.nn.silu(project("gate", h)) * project("up", h))
             slots = None if logits is None else jnp.argmax(chosen, axis=-1).astype(jnp.int8)
-            return (x, cache), (slots, logits if collect else None)
+            return (x, cache), (slots, logits if collect else None, inputs if collect_inputs else None)
 
         if config.remat:
             layer = jax.checkpoint(layer, prevent_cse=False)
@@ -208,9 +211,10 @@ class Qwen3(nnx.Module):
         weights = {name: value[...] for name, value in self.layers.items()}
         x = jnp.take(self.embed[...], tokens, axis=0)
         xs = (indices, weights, factors, gate)
-        (x, cache), (slots, logits) = jax.lax.scan(layer, (x, cache), xs, unroll=config.layers_per_step)
+        (x, cache), collected = jax.lax.scan(layer, (x, cache), xs, unroll=config.layers_per_step)
         hidden = rms_norm(x, self.norm[...], config.rms_norm_eps)
-        return Output(hidden, *(None if y is None else jnp.moveaxis(y, 0, 2) for y in (slots, logits)), cache)
+        slots, logits, inputs = (None if y is None else jnp.moveaxis(y, 0, 2) for y in collected)
+        return Output(hidden, slots, logits, cache, inputs)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -236,4 +240,6 @@ def draw_parameters(config: Config, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float
 def place(parameters: dict[str, jax.Array], config: Config, mesh: Mesh) -> dict[str, jax.Array]:
     """The parameters laid out over the mesh as the rules table says."""
     specs = parameter_specs(config)
-    return {name: jax.device_put(value, sharding.partition(specs[name].shape, specs[name].axes, mesh)) for name, value in parameters.items()}
+    return {
+        name: jax.device_put(value, sharding.partition(specs[name].shape, specs[name].axes, mesh)) for name, value in parameters.items()
+    }
