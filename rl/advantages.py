@@ -73,7 +73,10 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     by_environment: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in scored:
         by_environment[trajectory.environment].append(trajectory)
-    mean = lambda values: float(np.mean(list(values)))
+
+    def mean(values):
+        return float(np.mean(list(values)))
+
     truncated = {StopReason.MAX_TOKENS, StopReason.CONTEXT, StopReason.MAX_TURNS}
     metrics = {
         "reward": mean(t.reward for t in scored),

@@ -2,10 +2,11 @@
 
     L = -(1/N) sum_t m_t k_t sg(min(exp(l_old - l_mu), 2)) P(rho_t, A_t)  +  (kl / N) sum_t m_t (l - l_base)^2 / 2
 
-l is the log-prob under the weights that are trained, l_old under the weights at the start of the update, l_mu under the engine that sampled.
-rho = exp(l - l_old), clipped asymmetrically (arXiv 2503.14476) with a dual clip for negative advantages (arXiv 1912.09729). The weight
-between trainer and engine is truncated (arXiv 2308.15126's TIS form), k drops tokens on which the two disagree altogether. N counts the
-action tokens of the whole batch, so the sum over micro-batches does not depend on how the batch is cut.
+l is the log-prob under the weights that are trained, l_old under the weights at the start of the update, l_mu under the engine that
+sampled. rho = exp(l - l_old), clipped asymmetrically (arXiv 2503.14476) with a dual clip for negative advantages (arXiv 1912.09729). The
+weight between trainer and engine, truncated, corrects for the engine's other numerics and, where rollouts are of an older version, for
+the older policy; k drops tokens on which the two disagree altogether. N counts the action tokens of the whole batch, so the sum over
+micro-batches does not depend on how the batch is cut.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def trajectory_mean(values: jax.Array, mask: jax.Array, segment_ids: jax.Array) 
     """[N, T]: at every token the masked mean of `values` over its segment of its row; linear in T."""
     rows, length = values.shape
     segment = (segment_ids + (length + 1) * jnp.arange(rows)[:, None]).reshape(-1)
-    total = lambda x: jax.ops.segment_sum(x.reshape(-1), segment, rows * (length + 1))
+
+    def total(x):
+        return jax.ops.segment_sum(x.reshape(-1), segment, rows * (length + 1))
+
     mean = total(values * mask) / jnp.maximum(total(mask), 1)
     return mean[segment].reshape(rows, length)
 
@@ -101,7 +105,10 @@ def policy_loss(
         raise ValueError("loss.kl is set, so base_logprobs are needed")
     # Padding predicts nothing: its log-probs must not reach the sums even as 0 * inf.
     mask, real = batch.mask, batch.mask > 0
-    zeroed = lambda x: jnp.where(real, x, 0.0)
+
+    def zeroed(x):
+        return jnp.where(real, x, 0.0)
+
     logprobs = zeroed(logprobs)
     old = jax.lax.stop_gradient(logprobs) if old_logprobs is None else zeroed(old_logprobs)
     log_weight = jax.lax.stop_gradient(old) - batch.logprobs
@@ -119,7 +126,10 @@ def policy_loss(
 
     positive = batch.advantages >= 0
     clipped = jnp.where(positive, ratio > 1 + config.clip_high, ratio < 1 - config.clip_low)
-    total = lambda x: jnp.sum(mask * x)
+
+    def total(x):
+        return jnp.sum(mask * x)
+
     sums = {
         "tokens": jnp.sum(mask),
         "engine_gap": total(jnp.abs(log_weight)),

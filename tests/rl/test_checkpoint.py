@@ -23,7 +23,9 @@ def state(seed=0, shape=(3, 5)):
 
 
 def equal(a, b):
-    raw = lambda x: np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+    def raw(x):
+        return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
     return jax.tree.all(jax.tree.map(lambda x, y: x.dtype == y.dtype and bool((raw(x) == raw(y)).all()), a, b))
 
 

@@ -98,7 +98,10 @@ def test_what_stands_at_masked_positions_does_not_matter():
     batch, logprobs, _, base = ragged_batch()
     wild = np.where(batch.mask > 0, logprobs, -np.inf).astype(np.float32)
     config = LossConfig(kl=0.1)
-    run = lambda x: policy_loss(x, batch, batch.mask.sum(), config, base_logprobs=base, entropy=-x)
+
+    def run(x):
+        return policy_loss(x, batch, batch.mask.sum(), config, base_logprobs=base, entropy=-x)
+
     (a, first), (b, second) = run(logprobs), run(wild)
     assert a == b and all(first[k] == second[k] for k in first)
     assert np.isfinite(jax.grad(lambda x: run(x)[0])(wild)).all()
