@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import time
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from model import AdapterBank, Gate, Qwen3, init_cache
 from rl.engines.jax.sampler import session_key
-from rl.engines.jax.steps import CONTEXT, LENGTH, RUNNING, STOP, Slots, Turn, copy_lanes, decode, extend
+from rl.engines.jax.steps import CONTEXT, LENGTH, RUNNING, STOP, Slots, Turn, copy_lanes, count_compiles, decode, extend
 from rl.engines.protocol import Completion, EngineError, Policy, Request
 
 _FINISH = {STOP: "stop", LENGTH: "length", CONTEXT: "context"}
@@ -67,7 +65,8 @@ class JaxEngine:
       lengths: cache lengths to compile for; a call uses the shortest that holds its lanes. The context is always one of them.
 
     Attributes:
-      metrics: counts and seconds since the engine was made: tokens sampled, prefilled and copied, steps, lane_steps, calls, compiles.
+      metrics: counts and seconds since the engine was made: tokens sampled, prefilled and copied, decoding steps, calls of the device,
+        programs compiled.
     """
 
     def __init__(
@@ -89,11 +88,9 @@ class JaxEngine:
         self._rows, self._chunk = min(rows, lanes), min(chunk, context)
         self._lengths = sorted({min(n, context) for n in lengths} | {context})
         self._vocabulary = model.config.vocab_size
-        graphdef, self._state = nnx.split(model)
-        self._copy = jax.jit(copy_lanes, donate_argnums=0)
-        self._extend = jax.jit(functools.partial(extend, graphdef), donate_argnums=1, static_argnames="length")
-        self._decode = jax.jit(functools.partial(decode, graphdef), donate_argnums=1, static_argnames=("steps", "length"))
-        self._cache = init_cache(model.config, lanes, context, jnp.asarray(model.embed[...]).dtype)
+        self._model = model.config, model.parameters()
+        self._cache = init_cache(model.config, lanes, context, model.embed[...].dtype)
+        self._compiles = count_compiles()
 
         self._policies: dict[str, _Loaded] = {}
         self._sessions: dict[str, _Session] = {}
@@ -110,8 +107,7 @@ class JaxEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        compiles = sum(f._cache_size() for f in (self._copy, self._extend, self._decode))
-        return dict(self._counts) | {"compiles": compiles}
+        return dict(self._counts) | {"compiles": count_compiles() - self._compiles}
 
     def load(self, policy: Policy) -> None:
         weights = _check_policy(policy)
@@ -216,7 +212,7 @@ class JaxEngine:
         for name in self._queue:
             session = self._sessions[name]
             mine = session.loaded
-            fits = (mine.adapters is None or adapters in (None, mine.adapters)) and (mine.gate is None or gate in (None, mine.gate))
+            fits = _agree(adapters, mine.adapters) and _agree(gate, mine.gate)
             if not fits or (session.lane is None and (blocked or not free)):
                 blocked |= not fits
                 waiting.append(name)
@@ -291,7 +287,7 @@ class JaxEngine:
             source, target = np.zeros(self._rows, np.int32), np.full(self._rows, self.lanes, np.int32)
             some = pairs[start : start + self._rows]
             source[: len(some)], target[: len(some)] = zip(*some, strict=True)
-            self._cache = self._copy(self._cache, source, target)
+            self._cache = copy_lanes(self._cache, source, target)
             self._counts["copy_calls"] += 1
 
     def _extend_lanes(self, chosen: list[int]) -> None:
@@ -304,7 +300,7 @@ class JaxEngine:
             tokens[row, : count[row]] = self._tokens[lane, start : start + count[row]]
         adapters, gate, slots = self._route([self._under[lane] for lane in chosen], self._rows)
         length = self._length(int((offset + count).max()))
-        self._cache = self._extend(self._state, self._cache, adapters, gate, slots, lanes, tokens, offset, count, length=length)
+        self._cache = extend(*self._model, self._cache, adapters, gate, slots, lanes, tokens, offset, count, length=length)
         self._cached[chosen] += count[: len(chosen)]
         self._counts["prefilled"] += int(count.sum())
         self._counts["extend_calls"] += 1
@@ -334,7 +330,7 @@ class JaxEngine:
         adapters, gate, slots = self._route(loaded, self.lanes)
         length = self._length(int(self._known[turn.running].max()) + self._steps)
         enough = np.int32(max(1, round(self._patience * len(running))))
-        self._cache, out = self._decode(self._state, self._cache, adapters, gate, slots, turn, enough, steps=self._steps, length=length)
+        self._cache, out = decode(*self._model, self._cache, adapters, gate, slots, turn, enough, steps=self._steps, length=length)
         tokens, logprobs, count, finish = (np.asarray(x) for x in out)
         for session in running:
             lane, n = session.lane, int(count[session.lane])
@@ -372,6 +368,11 @@ class JaxEngine:
                 weights[row] = x.weights
         gated = None if gate is None else np.array([x is not None and x.gate is not None for x in loaded] + [False] * (rows - len(loaded)))
         return adapters, gate, Slots(weights, gated)
+
+
+def _agree(one: object | None, other: object | None) -> bool:
+    """Whether one batch can run under both: they are the same, or one of them is none."""
+    return one is None or other is None or one is other
 
 
 def _check_policy(policy: Policy) -> np.ndarray | None:

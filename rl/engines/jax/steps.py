@@ -1,4 +1,4 @@
-"""The device side of the engine: three functions of fixed shapes, jitted once per kind of policy.
+"""The device side of the engine: three jitted functions of fixed shapes, compiled once per kind of policy.
 
 The cache holds every known token of a lane but the last, which is the next input. So `extend` needs no logits and `decode` no prefill.
 
@@ -8,13 +8,13 @@ Shape letters: N lanes of the cache, G rows of an extension, C tokens of a row, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from model import AdapterBank, Gate, KVCache, Routing
+from model import AdapterBank, Config, Gate, KVCache, Qwen3, Routing
 from rl.engines.jax.sampler import sample
 
 RUNNING, STOP, LENGTH, CONTEXT = range(4)
@@ -62,14 +62,16 @@ class Sampled(NamedTuple):
     finish: jax.Array
 
 
+@functools.partial(jax.jit, donate_argnames="cache")
 def copy_lanes(cache: KVCache, source: jax.Array, target: jax.Array) -> KVCache:
     """Copies whole lanes, source[G] to target[G], all read before any is written; a target of N is dropped."""
     return jax.tree.map(lambda x: x.at[:, target].set(x[:, source], mode="drop"), cache)
 
 
+@functools.partial(jax.jit, static_argnames=("config", "length"), donate_argnames="cache")
 def extend(
-    graphdef: nnx.GraphDef,
-    state: nnx.State,
+    config: Config,
+    parameters: dict[str, jax.Array],
     cache: KVCache,
     bank: AdapterBank | None,
     gate: Gate | None,
@@ -85,7 +87,7 @@ def extend(
 
     `length`: no position is this high; what lies beyond is not attended to.
     """
-    model = nnx.merge(graphdef, state)
+    model = Qwen3(config, parameters=parameters)
     rows = jax.tree.map(lambda x: x[:, lanes, :length], cache)
     steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     inside = steps < count[:, None]
@@ -98,9 +100,10 @@ def extend(
     return jax.tree.map(lambda x, y: x.at[places].set(y, mode="drop"), cache, picked)
 
 
+@functools.partial(jax.jit, static_argnames=("config", "steps", "length"), donate_argnames="cache")
 def decode(
-    graphdef: nnx.GraphDef,
-    state: nnx.State,
+    config: Config,
+    parameters: dict[str, jax.Array],
     cache: KVCache,
     bank: AdapterBank | None,
     gate: Gate | None,
@@ -116,7 +119,7 @@ def decode(
     `length`: no lane gets this far within the call, unless it is the context.
     """
     context = cache.k.shape[2]
-    model = nnx.merge(graphdef, state)
+    model = Qwen3(config, parameters=parameters)
     started = jnp.sum(turn.running)
     routing = slots.routing(gate)
 
@@ -152,3 +155,8 @@ def decode(
     live = jax.tree.map(lambda x: x[:, :, :length], cache)
     _, live, _, out = jax.lax.while_loop(going, body, (0, live, turn, out))
     return jax.tree.map(lambda x, y: x.at[:, :, :length].set(y), cache, live), out
+
+
+def count_compiles() -> int:
+    """Programs compiled for these functions so far, in this process."""
+    return sum(function._cache_size() for function in (copy_lanes, extend, decode))
