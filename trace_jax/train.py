@@ -8,6 +8,7 @@ batch of rollouts is stored before it is learnt from, ends with the same adapter
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -88,7 +89,7 @@ def run_grpo(
       The last state; a checkpoint of it exists.
     """
     config, workdir = runtime.config, runtime.workdir
-    with Checkpoints(workdir.path(f"{folder}/checkpoints"), keep=config.train.keep_checkpoints) as checkpoints:
+    with contextlib.closing(Checkpoints(workdir.path(f"{folder}/checkpoints"), keep=config.train.keep_checkpoints)) as checkpoints:
         record = {"iteration": 0, "rewards": []}
         if (found := checkpoints.restore(state)) is not None:
             state, record = found.state, found.record
@@ -147,7 +148,7 @@ def _restore(runtime: Runtime, folder: str, name: str) -> AdapterBank:
     template = make_learner(runtime).init(initial_adapter(runtime, 0))
     if not runtime.workdir.exists(f"{folder}/summary.json"):
         raise InputError(f"adapter {name!r} is not trained in {runtime.workdir.root}; run trace-jax train --capability={name}")
-    with Checkpoints(runtime.workdir.path(f"{folder}/checkpoints")) as checkpoints:
+    with contextlib.closing(Checkpoints(runtime.workdir.path(f"{folder}/checkpoints"))) as checkpoints:
         return checkpoints.restore(template).state.params
 
 

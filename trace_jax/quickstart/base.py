@@ -187,7 +187,7 @@ def train(config: Config, chat: Chat, seed: int) -> tuple[Qwen3, list[dict]]:
     Raises:
       RuntimeError: a stage missed its bar three times over; try another seed.
     """
-    graphdef, state = nnx.split(Qwen3.from_parameters(config, draw_parameters(config, seed)))
+    graphdef, state = nnx.split(Qwen3(config, parameters=draw_parameters(config, seed)))
     log = []
     for stage in STAGES:
         for attempt in range(3):

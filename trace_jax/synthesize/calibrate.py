@@ -44,7 +44,7 @@ def calibrate(trajectories: Sequence[Trajectory], bounds: SynthesisSection) -> d
         "mean_reward": float(rewards.mean()) if len(scored) else 0.0,
         "std_reward": float(rewards.std()) if len(scored) else 0.0,
         "success_rate": float(success.mean()) if len(scored) else 0.0,
-        "success_interval": list(wilson(int(success.sum()), len(scored))),
+        "success_interval": [float(x) for x in wilson(int(success.sum()), len(scored))],
         "zero_rate": float(np.mean(rewards <= 0)) if len(scored) else 0.0,
         "partial_rate": float(np.mean((rewards > 0) & ~success)) if len(scored) else 0.0,
         "groups_all_perfect": perfect,
