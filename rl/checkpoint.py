@@ -75,7 +75,8 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The complete checkpoints, oldest first."""
         parts = ("state", "record", _COMMITTED)
-        return sorted(step for step in self._manager.all_steps(read=True) if all((self.path / str(step) / p).exists() for p in parts))
+        self._manager.reload()
+        return sorted(step for step in self._manager.all_steps() if all((self.path / str(step) / p).exists() for p in parts))
 
     def restore(self, template: Any, step: int | None = None) -> Restored | None:
         """The newest checkpoint, or that of `step`; None if there is none.
