@@ -28,10 +28,12 @@ class Advantages:
     metrics: dict[str, float]
 
 
-def group_advantages(trajectories: Sequence[Trajectory], *, divide_by_std: bool = True, epsilon: float = 1e-4) -> Advantages:
+def group_advantages(
+    trajectories: Sequence[Trajectory], *, divide_by_std: bool = True, epsilon: float = 1e-4, min_group: int = 2
+) -> Advantages:
     """`(r - mean_g) / (std_g + epsilon)` per trajectory, or `r - mean_g` (GRPO, arXiv 2402.03300; without std: arXiv 2503.20783).
 
-    The standard deviation is that of the population.
+    The standard deviation is that of the population. Groups with fewer than `min_group` (at least 2) trajectories left are dropped.
     """
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     errors: Counter[str] = Counter()
@@ -45,7 +47,7 @@ def group_advantages(trajectories: Sequence[Trajectory], *, divide_by_std: bool 
     kept = np.zeros(len(trajectories), bool)
     small = constant = 0
     for members in groups.values():
-        if len(members) < 2:
+        if len(members) < min_group:
             small += 1
             continue
         rewards = np.array([trajectories[i].reward for i in members], np.float64)
