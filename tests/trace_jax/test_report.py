@@ -1,0 +1,299 @@
+"""The report is written from files alone, at any stage of a run, and shows what models and tools wrote as text."""
+
+import html
+import json
+import pathlib
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rl.trajectory import encode_shard
+from tests.trace_jax import example_run
+from tests.trace_jax.example_run import CAPABILITIES, add_all, add_diagnosis, add_environments, add_evaluation, add_gate, trajectory
+from trace_jax import report
+from trace_jax.benchmarks.tau2 import read_results
+from trace_jax.config import load_config
+from trace_jax.diagnose.diagnosis import diagnose
+from trace_jax.errors import InputError
+from trace_jax.report import charts, results, text, trajectories
+from trace_jax.workdir import Workdir
+
+EXCERPT = pathlib.Path(__file__).parent.parent / "data/tau2/gpt-4o_airline_excerpt.json"
+HOSTILE = "<script>alert('tool')</script>\x00\x1b[31m\u202egnp.exe\ud800 </details><img src=x onerror=alert(1)>"
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, the visible text of each section, and the order of headings."""
+
+    VOID = {"meta", "link", "br", "img", "input", "line", "rect", "circle", "polyline"}
+
+    def __init__(self, source):
+        super().__init__()
+        self.source, self.open, self.tags, self.headings, self.sections, self.section = source, [], [], [], {}, ""
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag == "section":
+            self.section = dict(attributes)["id"]
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing, line {self.getpos()[0]}"
+        if tag in ("td", "th", "dt", "dd"):
+            self.handle_data(" ")
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.sections[self.section] = self.sections.get(self.section, "") + data
+
+    def said(self, section):
+        return " ".join(self.sections[section].split())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    with Workdir.open(tmp_path_factory.mktemp("run"), load_config("quickstart")) as workdir:
+        add_all(workdir)
+        path = report.write_report(workdir)
+        yield workdir, Page(path.read_text("utf-8"))
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    with Workdir.open(tmp_path / "run", load_config("quickstart")) as workdir:
+        yield workdir
+
+
+def written(workdir):
+    return Page(report.write_report(workdir).read_text("utf-8"))
+
+
+def test_a_whole_run_is_told_in_plain_words(whole):
+    said = whole[1].said("summary")
+    base, composed = (whole[0].read_json(f"evaluation/{p}.json")["overall"]["rate"] for p in ("base", "composed"))
+    assert f"On 400 held-out tasks of desk the base agent succeeds in {100 * base:.1f} %" in said
+    assert f"The composed agent succeeds in {100 * composed:.1f} %" in said
+    assert f"{100 * (composed - base):.1f} points above the base (+" in said
+    assert "best single adapter, precondition_verification" in said
+    assert "GRPO on the target's own train tasks, with 8,640 rollouts," in said
+    assert "The token gate was kept" in said and "84.9 % with the gate, 60.4 % with the best single adapter" in said
+    assert "retained 3 of 4 candidate capabilities: structured_data_reasoning" in said
+    assert "not finished" not in said
+
+
+def test_every_section_of_a_whole_run_is_there(whole):
+    page = whole[1]
+    assert "missing" not in {attributes.get("class") for _, attributes in page.tags}
+    assert "0.55 0.41 to 0.67" in page.said("capabilities")
+    assert "message 4, assistant I have returned it." in page.said("capabilities")
+    assert "little support: 3.2 applicable passed trajectories a run" in page.said("capabilities")
+    assert "3 of 4 checks passed" in page.said("environments") and "25.0 % of each group's rollouts see a hint" in page.said("environments")
+    assert "desk:1#0: success, 5 messages, 240 tokens" in page.said("trajectories")
+    assert "train.learning_rate" in page.said("settings") and "jaxlib" in page.said("settings")
+    assert "3 min 24 s" in page.said("costs")
+
+
+def test_the_page_stands_alone_and_is_small(whole):
+    source = whole[1].source
+    assert len(source.encode()) < 5_000_000
+    assert not re.search(r"""(?:src|href|action)\s*=\s*["'](?!#|data:,)""", source)
+    assert "url(" not in source and "@import" not in source and "http" not in re.sub(r"http-equiv", "", source)
+
+
+def test_only_the_pages_own_script_may_run(whole):
+    page = whole[1]
+    policy = next(a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy and "script-src 'sha256-" in policy
+    assert [tag for tag, _ in page.tags].count("script") == 1
+
+
+def test_headings_descend_one_level_at_a_time_and_charts_can_be_heard(whole):
+    page = whole[1]
+    assert page.headings[0] == 1 and page.headings.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(page.headings, page.headings[1:], strict=False))
+    charts = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(charts) > 20 and all(a["role"] == "img" and len(a["aria-label"]) > 10 for a in charts)
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(set(ids)) == len(ids)
+    assert {a["href"][1:] for tag, a in page.tags if tag == "a"} <= set(ids)
+    assert {a["for"] for tag, a in page.tags if tag == "label"} <= set(ids)
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_an_unfinished_run_says_what_is_not_there_yet(workdir, steps):
+    for step in ("rollouts", "diagnosis", "environments", "training", "gate", "evaluation")[:steps]:
+        getattr(example_run, f"add_{step}")(workdir)
+    page = written(workdir)
+    commands = ["diagnose", "synthesize", "train", "compose", "evaluate"]
+    sections = ["capabilities", "environments", "training", "gate", "evaluation"]
+    for n, (section, command) in enumerate(zip(sections, commands, strict=True), 2):
+        assert ("Not there yet: " in page.said(section)) == (n > steps), section
+        assert (f"trace-jax {command}" in page.said(section)) == (n > steps), section
+    assert ("not finished" in page.said("summary")) == (steps < 6)
+    table = Console(width=120).render_lines(report.summary_table(workdir))
+    assert table
+
+
+def test_a_step_that_is_half_done_is_shown(workdir):
+    add_diagnosis(workdir)
+    add_environments(workdir)
+    name = CAPABILITIES[0]
+    workdir.path(f"environments/{name}/calibration.json").unlink()
+    workdir.append_jsonl(f"adapters/{CAPABILITIES[1]}/metrics.jsonl", {"step": 0, "reward": 0.4, "success": None})
+    workdir.append_jsonl("gate/metrics.jsonl", {"stage": "warm", "step": 0, "loss": 1.3})
+    page = written(workdir)
+    assert "not calibrated yet" in page.said("environments")
+    assert "still training" in page.said("training")
+    assert "Warm start on labels" in page.said("gate") and "Not there yet: the gate's validation" in page.said("gate")
+
+
+def test_a_workdir_without_anything_has_a_report(tmp_path):
+    with Workdir.open(tmp_path) as workdir:
+        page = written(workdir)
+    assert "There are no results yet." in page.said("summary")
+
+
+def test_a_gate_that_was_not_kept_is_named(workdir):
+    add_gate(workdir, kept=False)
+    add_evaluation(workdir)
+    page = written(workdir)
+    assert "The token gate was not kept" in page.said("summary")
+    assert "the gate was not kept; this is adapter:precondition_verification" in page.said("evaluation")
+    assert "no choice of a slot to show" in page.said("trajectories")
+
+
+def test_what_models_and_tools_wrote_is_shown_as_text(workdir):
+    # a lone surrogate cannot be stored as UTF-8, but a JSON escape brings it back
+    add_all(workdir, HOSTILE.replace("\ud800", ""))
+    lines = workdir.read_bytes("diagnosis/evidence.jsonl").replace(b"onerror", b"\\ud800onerror")
+    workdir.write_bytes("diagnosis/evidence.jsonl", lines)
+    page = written(workdir)
+    assert [tag for tag, _ in page.tags].count("script") == 1 and "img" not in {tag for tag, _ in page.tags}
+    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert "<script>alert('tool')</script>␀␛[31m\\u202egnp.exe" in page.said("trajectories")
+    assert "\ufffdonerror=alert(1)>" in page.said("capabilities")
+    assert not set(page.source) & {"\x00", "\x1b", "\u202e"}
+    assert "<script>" in page.said("trajectories")  # the token
+
+
+def test_long_texts_and_many_tokens_are_cut(workdir, monkeypatch):
+    monkeypatch.setattr(trajectories, "BUDGET", 200_000)
+    add_gate(workdir)
+    long = trajectory(2, tokens=20_000, slots=4)
+    long.messages[3]["content"] = "x" * 1_000_000
+    long.checks["db"]["expected"] = ["y" * 1_000_000]
+    workdir.write_bytes("gate/examples.jsonl.zst", encode_shard([trajectory(k, tokens=3000, slots=4) for k in range(8)]))
+    page = written(workdir)
+    assert len(page.source.encode()) < 500_000
+    assert f"The first {trajectories.MAX_TOKENS:d} of 3000 tokens." in page.said("trajectories")
+    assert re.search(r"\d more are in gate/examples.jsonl.zst", page.said("trajectories"))
+    workdir.write_bytes("gate/examples.jsonl.zst", encode_shard([long]))
+    page = written(workdir)
+    assert "996,000 more characters" in page.said("trajectories") and len(page.source.encode()) < 1_000_000
+
+
+def test_tokens_carry_the_majority_and_every_layer(whole):
+    workdir, page = whole
+    shown = next(iter(report.WorkdirReader(workdir).shard("gate/examples.jsonl.zst")))
+    first = next(a for tag, a in page.tags if a.get("class") == "tokens")
+    majority, *layers = first["data-layers"].split(" ")
+    assert [[int(digit) for digit in layer] for layer in layers] == shown.slots.T.tolist()
+    expected = [int(np.bincount(slots).argmax()) for slots in shown.slots]
+    assert [int(digit) for digit in majority] == expected
+    tokens = [attributes["class"].split() for tag, attributes in page.tags if tag == "i"][: len(expected)]
+    assert [int(style[0][1:]) for style in tokens] == expected
+    assert ["o" in style for style in tokens] == shown.loss_mask.astype(bool).tolist()
+
+
+def test_without_token_texts_the_conversation_is_shown(workdir):
+    add_gate(workdir)
+    workdir.path("gate/pieces.json").unlink()
+    page = written(workdir)
+    assert not [a for _, a in page.tags if a.get("class") == "tokens"]
+    assert "I have returned it." in page.said("trajectories")
+
+
+def test_a_published_selection_is_shown_without_the_figures_that_it_lacks(workdir):
+    add_diagnosis(workdir)
+    for name in ("figures.json", "evidence.jsonl", "candidates.json"):
+        workdir.path(f"diagnosis/{name}").unlink()
+    said = written(workdir).said("capabilities")
+    assert "structured_data_reasoning 0.42 – – 0.55 10/10 – yes" in said
+
+
+def test_the_diagnosis_of_real_result_files_is_shown(workdir):
+    found = diagnose(read_results([str(EXCERPT)]), write=workdir.write_bytes)
+    said = written(workdir).said("capabilities")
+    assert f"passed {sum(found.outcome.values())} of {len(found.outcome)} trajectories" in said
+    shown = next(label for label in found.labels if label.value == "LACKING" and not found.outcome[label.trajectory])
+    assert f"{shown.trajectory} , which failed: {shown.reason}" in said.replace(", which", " , which")
+    assert f"(message {shown.message_index})" in said  # the conversation is not in this workdir
+    assert all(" ".join(note.split()) in said for note in found.notes)
+
+
+def test_a_damaged_file_is_named(workdir):
+    workdir.write_bytes("gate/routing.json", b'{"slots": [')
+    with pytest.raises(InputError, match="routing.json: not JSON"):
+        report.write_report(workdir)
+    assert not workdir.exists("report.html")
+
+
+def test_the_same_files_give_the_same_page(whole):
+    workdir, page = whole
+    assert report.render(report.WorkdirReader(workdir)) == page.source
+
+
+def test_the_terminal_table_lists_all_policies_with_their_difference_to_the_base(whole):
+    console = Console(width=120, record=True, force_terminal=False)
+    console.print(report.summary_table(whole[0]))
+    lines = console.export_text().splitlines()
+    names = [line.split()[0] for line in lines[2:-2]]
+    adapters = [f"adapter:{name}" for name in CAPABILITIES]
+    assert names == ["base", *adapters, "uniform", "router", "plain_gate", "composed", "grpo_target", "do_nothing"]
+    composed = next(line for line in lines if line.startswith("composed"))
+    assert re.search(r"composed +\d\d\.\d % +\d\d\.\d to \d\d\.\d % +\+\d\d\.\d \[\+\d\d\.\d, \+\d\d\.\d\] +6,001", composed)
+    assert "7,441 rollouts, 297,660 sampled tokens, 8 min 16 s" in " ".join(lines[-2:]).replace("  ", " ").replace(" \n", " ")
+
+
+def test_a_difference_is_paired_over_shared_tasks():
+    tasks = {str(n): float(n < 60) for n in range(100)}
+    others = {str(n): float(n < 40) for n in range(100)} | {"other": 1.0}
+    found = results.difference(tasks, others)
+    assert found.mean == pytest.approx(0.2) and 0.1 < found.low < 0.2 < found.high < 0.3 and found.clear
+    assert results.difference(tasks, {}) is None
+
+
+def test_axis_ticks_are_round_and_cover_the_data():
+    assert charts.ticks(0.0, 1.0) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert charts.ticks(0.13, 0.52) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert charts.ticks(3.0, 3.0)[0] <= 3.0 <= charts.ticks(3.0, 3.0)[-1]
+    assert all(tick == int(tick) for tick in charts.ticks(0, 2, whole=True))
+
+
+def test_a_curve_with_gaps_and_a_single_point_is_drawn():
+    drawn = charts.lines([charts.Series(name="a", x=[0, 1, 2, 3, 4], y=[1.0, None, 2.0, 3.0, None])], "a", "step")
+    assert drawn.count("<circle") == 1 and drawn.count("<polyline") == 1
+    assert charts.lines([charts.Series(name="a", x=[0], y=[None])], "a", "step") == ""
+
+
+def test_labels_of_a_chart_are_escaped():
+    drawn = charts.bars([charts.Bar(label='<b x="1">', value=0.5)], 'a "title" <i>')
+    assert "<b" not in drawn and "<i>" not in drawn and html.escape('a "title" <i>', quote=False)[:2] in drawn
+
+
+def test_foreign_text_is_visible_and_encodes():
+    assert text.visible("a\x00b\r\u202ec\ud800\n\t") == "a␀b␍\\u202ec\ufffd\n\t"
+    assert text.clip("x" * 12, 10) == "x" * 10 + " … and 2 more characters"
+    assert text.duration(3725) == "1 h 02 min" and text.duration(75) == "1 min 15 s" and text.duration(3) == "3 s"
+    assert text.as_text({"a": [1]}) == json.dumps({"a": [1]})
