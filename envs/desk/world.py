@@ -11,6 +11,7 @@ import random
 COLOURS = ["blue", "red", "green", "black", "white", "grey", "pink", "gold"]
 STATUSES = ["pending", "shipped", "lost"]  # an order in one of these may not be returned
 RETURNABLE = "delivered"
+ORDINALS = {"first": 0, "second": 1, "last": -1}  # how a customer names an order by its place in the list, oldest order first
 ORDER_IDS = [letter + digit for letter in "ABCDEFGHIJ" for digit in "0123456789"]
 
 SYSTEM = "You help customers with orders. Check an order before you return it. Only delivered orders may be returned, else tell the status."
@@ -29,7 +30,7 @@ def _tool(name, description, **properties):
 
 
 TOOLS = [
-    _tool("list_orders", "All orders of the customer, one a line: colour, item, order id."),
+    _tool("list_orders", "All orders of the customer, oldest first, one a line: colour, item, order id."),
     _tool("check_order", "The status of an order.", order_id="The order id."),
     _tool("cancel_order", "Cancels an order.", order_id="The order id."),
     _tool("return_order", "Returns an order.", order_id="The order id."),
@@ -41,7 +42,7 @@ READS = {"list_orders", "check_order"}
 def make_task(seed, knobs):
     """The orders and the requests of one seed.
 
-    `draw` names the stressors: "lookup" (an order is described, not named), "multi" (two requests), "precondition" (a return, which the
+    `draw` names the stressors: "lookup" (an order is named by its place in the list, not by its id), "multi" (two requests), "precondition" (a return, which the
     policy allows for delivered orders only), "precision" (a zip code to copy).
     """
     rng = random.Random(seed)
@@ -62,9 +63,16 @@ def make_task(seed, knobs):
     if "precision" in stressors:
         kinds[rng.randrange(len(kinds) - (kinds[-1] == "return"))] = "zip"
     described = rng.randrange(len(kinds)) if "lookup" in stressors else None
+    ids = list(orders)
+    ordinal = rng.choice(list(ORDINALS))
+    chosen = rng.sample(ids, len(kinds))
+    if described is not None:
+        meant = ids[ORDINALS[ordinal]]
+        chosen = rng.sample([order_id for order_id in ids if order_id != meant], len(kinds))
+        chosen[described] = meant
     requests = []
-    for index, (kind, order_id) in enumerate(zip(kinds, rng.sample(sorted(orders), len(kinds)), strict=True)):
-        request = {"kind": kind, "order_id": order_id, "described": index == described}
+    for index, (kind, order_id) in enumerate(zip(kinds, chosen, strict=True)):
+        request = {"kind": kind, "order_id": order_id, "ordinal": ordinal if index == described else None}
         if kind == "zip":
             request["zip"] = _zip(rng)
         if kind == "return":
@@ -85,8 +93,7 @@ def say(task):
     """The customer's only message."""
     parts = []
     for request in task["requests"]:
-        order = task["orders"][request["order_id"]]
-        name = f"the {order['colour']} {order['item']}" if request["described"] else f"order {request['order_id']}"
+        name = f"the {request['ordinal']} order" if request["ordinal"] else f"order {request['order_id']}"
         parts.append(f"send {name} to {request['zip']}" if request["kind"] == "zip" else f"{request['kind']} {name}")
     return " then ".join(parts) + " please."
 
@@ -198,7 +205,7 @@ class Environment:
 def oracle(seed, knobs):
     """The calls and the closing text of an agent that follows the policy."""
     task = make_task(seed, knobs)
-    actions = [{"name": "list_orders", "arguments": {}}] if any(r["described"] for r in task["requests"]) else []
+    actions = [{"name": "list_orders", "arguments": {}}] if any(r["ordinal"] for r in task["requests"]) else []
     actions += expected_actions(task)
     told = [f"cannot return {order_id} it is {status}." for order_id, status in refusals(task)]
     return actions + [{"text": " ".join(told) or "all done."}]

@@ -1,12 +1,12 @@
-"""Trains the base agent that the quickstart ships: a Qwen3-architecture model of 0.34 M parameters that imitates a faulty teacher.
+"""Trains the base agent that the quickstart ships: a Qwen3-architecture model of 0.4 M parameters that imitates a faulty teacher.
 
     python -m trace_jax.quickstart.base --out=trace_jax/quickstart/checkpoint
 
-From scratch, in three stages, about ten minutes on two cores. A: a nearly faultless teacher, until the model copies what the customer
-wrote. B: half of the tokens from a drill, look-ups in a list of orders, until it finds a record by its description. C: the teacher with its
-planted faults, which hides the skills behind stochastic mistakes; reinforcement can bring them out again. Each stage ends with an assertion
-on skills, not on a step count alone; a stage that misses its bar is continued up to twice. An equal seed gives an equal checkpoint only
-with equal versions on an equal machine; the log that is written beside the checkpoint says what was measured.
+From scratch, in two stages, about six minutes on two cores. "skills": a nearly faultless teacher, and a quarter of the sequences from a
+drill, look-ups in a list of orders, until the model solves every capability's environment. "faults": the teacher with its planted faults,
+which hides the skills behind stochastic mistakes; reinforcement can bring them out again. Each stage ends with an assertion on success
+rates, not on a step count alone; a stage that misses its bars is continued up to twice. An equal seed gives an equal checkpoint only with
+equal versions on an equal machine; the log that is written beside the checkpoint says what was measured.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from trace_jax.quickstart.tokenizer import save_tokenizer
 from trace_jax.quickstart.world import NOUNS, WORLD, execute
 
 ROWS, LENGTH = 16, 256
-FAULTS = Faults(wrong_record=0.6, stop_early=0.6, skip_check=0.65, malform=0.6)
+FAULTS = Faults(wrong_record=0.6, stop_early=0.6, skip_check=0.68, malform=0.6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,24 +56,29 @@ class Stage:
 
 
 STAGES = (
-    Stage(
-        "copy", 600, 4e-3, 0.5, 0.1, 0.0, FAULTS.scaled(0.05), {"tool_calling_precision": (0.7, 1), "precondition_verification": (0.7, 1)}
-    ),
-    Stage("lookup", 400, 3e-3, 0.2, 0.02, 0.5, FAULTS.scaled(0.05), {name: (0.8, 1.0) for name in LIBRARY}),
-    Stage("faults", 200, 2.5e-3, 0.1, 0.02, 0.0, FAULTS, {"desk": (0.25, 0.40)}),
+    Stage("skills", 800, 4e-3, 0.4, 0.02, 0.25, FAULTS.scaled(0.05), {name: (0.8, 1.0) for name in LIBRARY}),
+    Stage("faults", 200, 2.5e-3, 0.1, 0.02, 0.0, FAULTS, {"desk": (0.25, 0.40), **{name: (0.22, 0.55) for name in LIBRARY}}),
 )
 
 
 def draw_parameters(config: Config, seed: int) -> dict[str, jax.Array]:
-    """Normal weights with deviation 1/sqrt(in), those that write into the residual stream smaller by 0.4, embeddings 0.1."""
+    """Normal weights with deviation 1/sqrt(in), 0.4 of that for `down`, embeddings 0.1; and two starts that make copying form early.
+
+    The output projection begins as the transpose of the value projection, so that a head writes the token that it attends to; and
+    all embeddings share a direction, so that attention can go by position alone.
+    """
     keys = iter(jax.random.split(jax.random.key(seed), 64))
     parameters = {}
     for name, spec in parameter_specs(config).items():
         if "norm" in name:
             parameters[name] = jnp.ones(spec.shape)
         else:
-            deviation = 0.1 if name == "embed" else spec.shape[-2] ** -0.5 * (0.4 if name in ("layers.o", "layers.down") else 1.0)
+            deviation = 0.1 if name == "embed" else spec.shape[-2] ** -0.5 * (0.4 if name == "layers.down" else 1.0)
             parameters[name] = deviation * jax.random.normal(next(keys), spec.shape)
+    parameters["embed"] += 0.2 * jax.random.normal(next(keys), (config.hidden_size,))
+    layers, width, group = config.num_hidden_layers, config.hidden_size, config.num_attention_heads // config.num_key_value_heads
+    values = parameters["layers.v"].reshape(layers, width, config.num_key_value_heads, config.head_dim)
+    parameters["layers.o"] = jnp.repeat(values, group, axis=2).reshape(layers, width, -1).swapaxes(1, 2)
     return parameters
 
 
@@ -91,7 +96,7 @@ class Corpus:
                 yield self.drill()
             else:
                 world = WORLD if self.rng.random() < 0.5 else self.rng.choice(self.worlds)
-                knobs = {"records": self.rng.randint(3, 5), "returnable": 0.3}
+                knobs = {"records": self.rng.randint(3, 5), "returnable": 0.2}
                 messages, _ = play(world, self.rng.randrange(2**32, 2**40), knobs, self.stage.faults, self.rng)
                 yield self.dialogue(messages)
 
@@ -107,21 +112,18 @@ class Corpus:
         return tokens, weights
 
     def drill(self) -> tuple[list[int], list[float]]:
-        """A list of orders and ten look-ups in it, loss on the ids."""
-        count = self.rng.randint(3, 5)
-        orders = [
-            (f"{self.rng.choice(WORLD['COLOURS'])} {noun} ", order_id)
-            for noun, order_id in zip(self.rng.sample(NOUNS, count), self.rng.sample(WORLD["ORDER_IDS"], count), strict=True)
-        ]
-        parts = [("<tool_response>\n", 0.0)]
-        parts += [(f"{words}{order_id}\n", self.stage.observed) for words, order_id in orders]
-        for words, order_id in self.rng.choices(orders, k=10):
-            parts += [("<think>" + words, 0.0), (order_id, 1.0), ("</think>", 0.0)]
+        """A list of orders and eight look-ups in it by place, loss on the ids."""
+        count = self.rng.randint(3, 6)
+        nouns, ids = self.rng.sample(NOUNS, count), self.rng.sample(WORLD["ORDER_IDS"], count)
+        lines = [f"{self.rng.choice(WORLD['COLOURS'])} {noun} {order_id}\n" for noun, order_id in zip(nouns, ids, strict=True)]
+        parts = [("<tool_response>\n", 0.0), *((line, self.stage.observed) for line in lines), ("</tool_response>", 0.0)]
+        for ordinal in self.rng.choices(list(WORLD["ORDINALS"]), k=8):
+            parts += [(f"<think>{ordinal}: ", 0.0), (ids[WORLD["ORDINALS"][ordinal]], 1.0), ("</think>", 0.0)]
         tokens, weights = [], []
         for text, weight in parts:
-            ids = self.chat.tokenizer(text, add_special_tokens=False).input_ids
-            tokens += ids
-            weights += [weight] * len(ids)
+            ids_of_text = self.chat.tokenizer(text, add_special_tokens=False).input_ids
+            tokens += ids_of_text
+            weights += [weight] * len(ids_of_text)
         return tokens, weights
 
     def batches(self) -> Iterator[dict[str, np.ndarray]]:
@@ -224,9 +226,10 @@ def main(_) -> None:
         hidden_size=96,
         intermediate_size=256,
         num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=32,
+        rope_theta=1e6,
         tie_word_embeddings=True,
         max_position_embeddings=1024,
         eos_token_id=ids("<|im_end|>"),

@@ -46,14 +46,13 @@ def play(world: dict[str, Any], seed: int, knobs: dict[str, Any], faults: Faults
     def identify(request: dict) -> tuple[str, str]:
         """The order id that the teacher believes is meant, and the thought in which it looks it up."""
         order_id = request["order_id"]
-        if not request["described"]:
+        if not request["ordinal"]:
             return order_id, ""
-        order = task["orders"][order_id]
         if rng.random() < faults.wrong_record:
             order_id = rng.choice([other for other in task["orders"] if other != order_id])
-        return order_id, f"{order['colour']} {order['item']} {order_id}"
+        return order_id, f"{request['ordinal']}: {order_id}"
 
-    if any(request["described"] for request in task["requests"]):
+    if any(request["ordinal"] for request in task["requests"]):
         call("list_orders")
     closing = "all done."
     for position, request in enumerate(task["requests"]):

@@ -72,10 +72,12 @@ def pieces() -> list[str]:
     found |= {'{"name": "', '", "arguments": {"order_id": "', '", "zip": "', '"}}', '", "arguments": {}}'}
     found |= {"cannot return ", " it is ", "all done.", "please.", "Error: ", "ok", "no such order", "bad zip", "already "}
     found |= {tool["function"]["name"] for tool in WORLD["TOOLS"]}
-    found |= {word + " " for word in [*WORLD["COLOURS"], *NOUNS, "order", "cancel", "return", "send", "the", "to", "then"]}
+    found |= {
+        word + " " for word in [*WORLD["COLOURS"], *NOUNS, *WORLD["ORDINALS"], "order", "cancel", "return", "send", "the", "to", "then"]
+    }
     found |= {*WORLD["STATUSES"], WORLD["RETURNABLE"], "cancelled", "returned"}
     found |= set(re.findall(r"\S+ ?", WORLD["SYSTEM"]))
-    found |= set(WORLD["ORDER_IDS"])
+    found |= {*WORLD["ORDER_IDS"], *(ordinal + ": " for ordinal in WORLD["ORDINALS"])}
     return sorted(found, key=lambda piece: (-len(piece), piece))
 
 

@@ -1,6 +1,6 @@
 NOUNS = ["cup", "plate", "bowl", "spoon", "towel", "pillow", "basket", "candle", "frame", "kettle", "mug", "tray"]
 
-HINT = "Find the record whose colour and item both match before you act."
+HINT = "Find the record that the customer means in the list before you act."
 
 
 def draw(rng, knobs):
