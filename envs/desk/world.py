@@ -42,8 +42,8 @@ READS = {"list_orders", "check_order"}
 def make_task(seed, knobs):
     """The orders and the requests of one seed.
 
-    `draw` names the stressors: "lookup" (an order is named by its place in the list, not by its id), "multi" (two requests), "precondition" (a return, which the
-    policy allows for delivered orders only), "precision" (a zip code to copy).
+    `draw` names the stressors: "lookup" (an order is named by its place in the list, not by its id), "multi" (two requests),
+    "precondition" (a return, which the policy allows for delivered orders only), "precision" (a zip code to copy).
     """
     rng = random.Random(seed)
     stressors = draw(rng, knobs)
