@@ -2,7 +2,7 @@
 
     python -m trace_jax.quickstart.base --out=trace_jax/quickstart/checkpoint
 
-From scratch, in two stages, about six minutes on two cores. "skills": a nearly faultless teacher, and a quarter of the sequences from a
+From scratch, in two stages, about seven minutes on two cores. "skills": a nearly faultless teacher, and a quarter of the sequences from a
 drill, look-ups in a list of orders, until the model solves every capability's environment. "faults": the teacher with its planted faults,
 which hides the skills behind stochastic mistakes; reinforcement can bring them out again. Each stage ends with an assertion on success
 rates, not on a step count alone; a stage that misses its bars is continued up to twice. An equal seed gives an equal checkpoint only with
@@ -33,12 +33,12 @@ from rl.chat import Chat
 from rl.engines.jax import JaxEngine
 from rl.engines.protocol import Policy
 from rl.rollout import Task, roll_out
-from trace_jax.quickstart.teacher import Faults, play
+from trace_jax.quickstart.teacher import Faults, neighbour, play
 from trace_jax.quickstart.tokenizer import save_tokenizer
 from trace_jax.quickstart.world import NOUNS, WORLD, execute
 
 ROWS, LENGTH = 16, 256
-FAULTS = Faults(wrong_record=0.6, stop_early=0.6, skip_check=0.68, malform=0.6)
+FAULTS = Faults(wrong_record=0.6, stop_early=0.6, skip_check=0.62, malform=0.6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Stage:
 
 
 STAGES = (
-    Stage("skills", 800, 4e-3, 0.4, 0.02, 0.25, FAULTS.scaled(0.05), {name: (0.8, 1.0) for name in LIBRARY}),
-    Stage("faults", 200, 2.5e-3, 0.1, 0.02, 0.0, FAULTS, {"desk": (0.25, 0.40), **{name: (0.22, 0.55) for name in LIBRARY}}),
+    Stage("skills", 1000, 4e-3, 0.4, 0.02, 0.25, FAULTS.scaled(0.05), {name: (0.8, 1.0) for name in LIBRARY}),
+    Stage("faults", 250, 2.5e-3, 0.1, 0.02, 0.25, FAULTS, {"desk": (0.25, 0.40), **{name: (0.22, 0.55) for name in LIBRARY}}),
 )
 
 
@@ -118,7 +118,10 @@ class Corpus:
         lines = [f"{self.rng.choice(WORLD['COLOURS'])} {noun} {order_id}\n" for noun, order_id in zip(nouns, ids, strict=True)]
         parts = [("<tool_response>\n", 0.0), *((line, self.stage.observed) for line in lines), ("</tool_response>", 0.0)]
         for ordinal in self.rng.choices(list(WORLD["ORDINALS"]), k=8):
-            parts += [(f"<think>{ordinal}: ", 0.0), (ids[WORLD["ORDINALS"][ordinal]], 1.0), ("</think>", 0.0)]
+            order_id = ids[WORLD["ORDINALS"][ordinal]]
+            if self.rng.random() < self.stage.faults.wrong_record:
+                order_id = neighbour(ids, order_id)
+            parts += [(f"<think>{ordinal}: ", 0.0), (order_id, 1.0), ("</think>", 0.0)]
         tokens, weights = [], []
         for text, weight in parts:
             ids_of_text = self.chat.tokenizer(text, add_special_tokens=False).input_ids

@@ -1,6 +1,6 @@
 """The teacher whose episodes the base agent imitates: it knows the policy and fails on purpose.
 
-Four faults are planted, each drawn anew at every decision where it can show: the id of a wrong record, stopping after the first request,
+Four faults are planted, each drawn anew at every decision where it can show: the id of the next record, stopping after the first request,
 returning an order without the check, and a zip code that loses a digit or has two neighbours swapped. With a fault rate of 0 the teacher
 solves every task.
 """
@@ -49,7 +49,7 @@ def play(world: dict[str, Any], seed: int, knobs: dict[str, Any], faults: Faults
         if not request["ordinal"]:
             return order_id, ""
         if rng.random() < faults.wrong_record:
-            order_id = rng.choice([other for other in task["orders"] if other != order_id])
+            order_id = neighbour(list(task["orders"]), order_id)
         return order_id, f"{request['ordinal']}: {order_id}"
 
     if any(request["ordinal"] for request in task["requests"]):
@@ -73,6 +73,11 @@ def play(world: dict[str, Any], seed: int, knobs: dict[str, Any], faults: Faults
     messages.append({"role": "assistant", "content": closing})
     environment.respond(closing)
     return messages, environment.score()["reward"]
+
+
+def neighbour(ids: list[str], order_id: str) -> str:
+    """The id one line below, from the last line the first: a slip of the eye."""
+    return ids[(ids.index(order_id) + 1) % len(ids)]
 
 
 def _malform(code: str, rng: random.Random) -> str:
