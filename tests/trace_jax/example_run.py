@@ -12,7 +12,7 @@ REJECTED = "policy_compliance"
 LAYERS = 4
 _WORDS = """<|im_start|> <|im_end|> system user assistant tool _order _#12 _please _return _it . </p> <script> {"name": _"get_order" ,
 _"arguments": } _I _have _checked _the _status _delivered _yes"""
-PIECES = ["\n", *(word.replace("_", " ") if word[0] == "_" else word for word in _WORDS.split())]  # "_": the token begins with a space
+PIECES = ["\n", *(word.replace("_", " ", 1) if word[0] == "_" else word for word in _WORDS.split())]  # "_": the token begins with a space
 
 
 def rate(successes, n):

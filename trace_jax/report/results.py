@@ -143,12 +143,11 @@ def _spent(read: Reader) -> dict[str, int]:
     if spent is None:
         return {}
     found = {BASE: 0, COMPOSED: rollouts_of_steps(spent), FLOOR: 0}
-    for name in read.list("adapters"):
-        if name.endswith("/summary.json"):
-            summary = read.json(name)
-            calibration = read.json(f"environments/{summary['capability']}/calibration.json")
-            first = spent["stages"].get("rollouts", {}).get("rollouts", 0)
-            found[f"adapter:{summary['capability']}"] = int(first + calibration["n_rollouts"] + summary["rollouts"])
+    first = spent["stages"].get("rollouts", {}).get("rollouts", 0)
+    for capability in capabilities(read):
+        summary, calibration = read.json(f"adapters/{capability}/summary.json"), read.json(f"environments/{capability}/calibration.json")
+        if summary and calibration:
+            found[f"adapter:{capability}"] = int(first + calibration["n_rollouts"] + summary["rollouts"])
     return found
 
 
