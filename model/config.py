@@ -82,9 +82,11 @@ def parse_config(raw: Mapping[str, Any], source: str = "config.json") -> Config:
     need(not raw.get("quantization_config"), "quantization_config: quantized checkpoints are not supported; export one in bfloat16")
 
     # transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling
-    rope = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    need(scaling == "default", f"rope scaling {scaling!r} is not supported, only 'default'")
+    rope: dict[str, Any] = {}
+    for field in ("rope_scaling", "rope_parameters"):
+        rope |= (found := raw.get(field) or {})
+        scaling = found.get("rope_type", found.get("type", "default"))
+        need(scaling == "default", f"{field} of type {scaling!r} is not supported, only 'default'")
     partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     need(partial in (None, 1.0), f"partial_rotary_factor {partial} is not supported for qwen3")
 

@@ -6,8 +6,6 @@ accepted; those of others wait for the sandbox.
 
 from __future__ import annotations
 
-import pathlib
-
 from envs import PackageError, Pool, load_package
 from envs.builtin import LIBRARY, load_builtin
 from envs.certify import certify
@@ -29,9 +27,7 @@ def main(arguments: Arguments) -> None:
         raise InputError(str(error)) from error
     known = {load_builtin(capability).digest for capability in LIBRARY}
     if package.digest not in known:
-        raise InputError(
-            f"{pathlib.Path(name)}: not one of the packages that come with trace-jax; others are certified once workers are locked down"
-        )
+        raise InputError(f"{name}: not one of the packages that come with trace-jax; others are certified once workers are locked down")
     count = arguments.config.synthesis.certify_seeds
     with Pool(workers=1) as pool:
         tools = pool.function(load_builtin("desk"), "tools")

@@ -83,7 +83,7 @@ class Command:
 COMMANDS = {
     "run": Command(module="trace_jax.run", help="the four steps and the evaluation, resuming wherever an earlier run stopped"),
     "rollout": Command(
-        module="trace_jax.rollout", help="rolls a policy out in the target environment", flags=("workdir!", "policy!", "split")
+        module="trace_jax.rollout", help="rolls a policy out in the target environment", flags=("workdir!", "policy!", "split!")
     ),
     "diagnose": Command(
         module="trace_jax.diagnose.command",
@@ -102,7 +102,7 @@ COMMANDS = {
     "evaluate": Command(
         module="trace_jax.evaluate",
         help="success with intervals of policies on the held-out split, side by side",
-        flags=("workdir!", "policy!", "split"),
+        flags=("workdir!", "policy!"),
     ),
     "export": Command(module="trace_jax.export", help="Hugging Face format", flags=("workdir!", "what!", "out!"), lock=False),
     "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
@@ -135,6 +135,7 @@ def main(argv: list[str]) -> int:
             config = _config(values, overrides, command)
             if values.get("workdir"):
                 workdir = stack.enter_context(Workdir.open(values.pop("workdir"), config, lock=command.lock))
+            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which we do not use
             options = {key: value for key, value in values.items() if key not in ("config", "workdir")}
             importlib.import_module(command.module).main(
                 Arguments(command=name, config=config, workdir=workdir, argument=argument, **options)
@@ -205,7 +206,7 @@ def define_flags(command: Command) -> flags.FlagValues:
     if "capability" in names:
         flags.DEFINE_string("capability", None, "this one only; left out, all that were retained", flag_values=values)
     if "what" in names:
-        flags.DEFINE_string("what", None, "adapter:CAPABILITY, merged:CAPABILITY or composed", flag_values=values)
+        flags.DEFINE_string("what", None, "adapter:CAPABILITY or merged:CAPABILITY", flag_values=values)
     if "out" in names:
         flags.DEFINE_string("out", None, "folder to write to", flag_values=values)
     return values

@@ -15,6 +15,7 @@ import numpy as np
 
 from model import Gate, save_gate
 from rl import task_router
+from rl.engines.protocol import Policy
 from rl.gate_learner import GateData, GateWarmStart, WarmStartConfig, routing_metrics
 from rl.learner import Learner, LearnerState
 from rl.rollout import Task
@@ -22,9 +23,9 @@ from rl.task_router import TaskRouter
 from rl.trajectory import Trajectory
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
-from trace_jax.outcomes import success_rate
-from trace_jax.policies import Mixture, load_mixture, routed_tasks
-from trace_jax.runtime import GATE, GATE_TRAINING, SELECTION, Runtime, open_runtime
+from trace_jax.outcomes import rate_line, success_rate
+from trace_jax.policies import Mixture, load_mixture, read_routing, routed_tasks
+from trace_jax.runtime import BASE, GATE, GATE_TRAINING, SELECTION, Runtime, open_runtime, plan
 from trace_jax.train import learner_config, loss_config, run_grpo
 
 _PRIOR = 2.0  # rollouts that a capability's mean success is worth against those of one seed
@@ -68,21 +69,48 @@ def soft_targets(table: SuccessTable, slots: Sequence[str], capability: str) -> 
 
 
 def labelled(table: SuccessTable, mixture: Mixture) -> tuple[list[Trajectory], list[int], np.ndarray]:
-    """The successful trajectories of the own adapters, their slots, and their targets.
+    """The successful trajectories of the own adapters, their slots, and their targets; an adapter without success has no labels.
 
     Raises:
-      InputError: an adapter never succeeded in its environment.
+      InputError: no adapter ever succeeded in its environment.
     """
     trajectories, slots, targets = [], [], []
     for index, capability in enumerate(mixture.capabilities, 1):
         own = table[capability][capability]
         won = [i for i, t in enumerate(own) if t.error is None and t.success]
-        if not won:
-            raise InputError(f"adapter {capability!r} solved none of {len(own)} seeds of its own environment: train it longer")
         trajectories += [own[i] for i in won]
         slots += [index] * len(won)
         targets.append(soft_targets(table, mixture.slots, capability)[won])
+    if not trajectories:
+        raise InputError("no adapter solved a seed of its own environment, so there is nothing to compose; train longer in a new --workdir")
     return trajectories, slots, np.concatenate(targets)
+
+
+def warm_start(runtime: Runtime, mixture: Mixture, table: SuccessTable) -> tuple[GateWarmStart, GateData, dict[str, Gate], dict[str, Any]]:
+    """Stage 1: a gate fitted to the labels under each form of the loss, and how each routes them."""
+    gate, train, config = runtime.config.gate, runtime.config.train, runtime.config
+    warm = GateWarmStart(
+        runtime.model,
+        mixture.bank,
+        lengths=(train.pack_length,),
+        micro_rows=train.micro_rows,
+        temperature=config.rollout.temperature,
+    )
+    data = warm.measure(*labelled(table, mixture))
+    gates, figures = {}, {}
+    for form in ("kl_weighted", "plain"):
+        settings = WarmStartConfig(
+            loss=form,
+            steps=gate.warm_steps,
+            learning_rate=gate.learning_rate,
+            kl_clip=gate.kl_clip,
+            base_weight=gate.base_weight,
+            load_balance=gate.load_balance,
+            base_bias=gate.base_bias,
+        )
+        gates[form], found = warm.fit(data, settings, seed=config.seed)
+        figures[form] = {name: value for name, value in found.items() if name != "loss"}
+    return warm, data, gates, figures
 
 
 def train_gate(runtime: Runtime, mixture: Mixture, gate: Gate) -> Gate:
@@ -97,24 +125,26 @@ def train_gate(runtime: Runtime, mixture: Mixture, gate: Gate) -> Gate:
         found = []
         for group in range(iteration * train.groups, (iteration + 1) * train.groups):
             package = runtime.environment(mixture.capabilities[group % len(mixture.capabilities)])
-            found += runtime.tasks(package, "train", GATE_TRAINING + group, 1, train.group_size)
+            found += runtime.tasks(package, "training", GATE_TRAINING + group, 1, train.group_size)
         return found
 
-    def policy(state: LearnerState):
+    def policy(state: LearnerState) -> Policy:
         return mixture.gated(state.params, "gate", int(state.step))
 
     state = run_grpo(runtime, learner, learner.init(gate, seed=config.seed), "gate", "gate", config.gate.grpo_iterations, tasks, policy)
     return state.params
 
 
-def select(runtime: Runtime, mixture: Mixture, policy: Any, folder: str, router: TaskRouter | None = None) -> list[Trajectory]:
-    """One policy on the held-out seeds of all capability environments."""
+def select(runtime: Runtime, mixture: Mixture, policy: Policy | TaskRouter, folder: str) -> list[Trajectory]:
+    """One policy on the unseen seeds of all capability environments."""
     found = []
     for capability in mixture.capabilities:
-        tasks = runtime.tasks(runtime.environment(capability), "selection", SELECTION, runtime.config.train.selection_seeds, 1)
-        if router is not None and 0 not in runtime.workdir.shards(folder, f"selection-{capability}"):
-            tasks = routed_tasks(runtime, router, mixture, tasks)
-        found += runtime.roll_out(policy, folder, f"selection-{capability}", 0, tasks, runtime.config.evaluation.temperature)
+        split = f"selection-{capability}"
+        tasks = runtime.tasks(runtime.environment(capability), split, SELECTION, runtime.config.train.selection_seeds, 1)
+        if isinstance(policy, TaskRouter) and 0 not in runtime.workdir.shards(folder, split):
+            tasks = routed_tasks(runtime, policy, mixture, tasks)
+        sampler = folder if isinstance(policy, TaskRouter) else policy
+        found += runtime.roll_out(sampler, folder, split, 0, tasks, runtime.config.evaluation.temperature)
     return found
 
 
@@ -140,34 +170,18 @@ def best_constant(runtime: Runtime, mixture: Mixture) -> float:
 
 
 def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
-    """Trains, validates and stores the gate; `gate/routing.json` says what was found and what `composed` is."""
+    """Trains, validates and stores the gate; `gate/routing.json` says what was found and what `composed` is.
+
+    Raises:
+      InputError: an adapter is not trained, none of them is of any use, or the gate was trained over other ones.
+    """
     workdir, config = runtime.workdir, runtime.config.gate
     if workdir.exists("gate/routing.json"):
-        return workdir.read_json("gate/routing.json")
+        runtime.progress.advance(plan(runtime.config, len(capabilities))["compose"], earlier=True)
+        return read_routing(runtime, ("base", *capabilities))
     mixture = load_mixture(runtime, capabilities)
     table = measure_slots(runtime, mixture)
-    trajectories, slots, targets = labelled(table, mixture)
-    warm = GateWarmStart(
-        runtime.model,
-        mixture.bank,
-        lengths=(runtime.config.train.pack_length,),
-        micro_rows=runtime.config.train.micro_rows,
-        temperature=runtime.temperature,
-    )
-    data = warm.measure(trajectories, slots, targets)
-    forms, gates = {}, {}
-    for form in ("kl_weighted", "plain"):
-        settings = WarmStartConfig(
-            loss=form,
-            steps=config.warm_steps,
-            learning_rate=config.learning_rate,
-            kl_clip=config.kl_clip,
-            base_weight=config.base_weight,
-            load_balance=config.load_balance,
-            base_bias=config.base_bias,
-        )
-        gates[form], found = warm.fit(data, settings, seed=runtime.config.seed)
-        forms[form] = {name: value for name, value in found.items() if name != "loss"}
+    warm, data, gates, forms = warm_start(runtime, mixture, table)
     save_gate(gates["plain"], workdir.path("gate/plain_gate.safetensors"))
     gate = train_gate(runtime, mixture, gates[config.label_loss])
     save_gate(gate, workdir.path("gate/gate.safetensors"))
@@ -175,19 +189,17 @@ def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
     workdir.write_json("gate/router.json", router.to_json())
     scale = best_constant(runtime, mixture)
 
-    validation = {"base": select(runtime, mixture, mixture.slot("base"), "base")}
-    for capability in mixture.capabilities:
-        policy = mixture.adapter(capability)
-        validation[policy.name] = select(runtime, mixture, policy, policy.name)
-    validation |= {
-        "uniform": select(runtime, mixture, mixture.uniform(), "uniform"),
-        "constant": select(runtime, mixture, mixture.constant(scale), "constant"),
-        "router": select(runtime, mixture, "router", "router", router),
-        "plain_gate": select(runtime, mixture, mixture.gated(gates["plain"], "plain_gate"), "plain_gate"),
-        "warm_gate": select(runtime, mixture, mixture.gated(gates[config.label_loss], "warm_gate"), "warm_gate"),
-        "gate": select(runtime, mixture, mixture.gated(gate), "gate"),
+    candidates = {
+        "base": BASE,
+        **{f"adapter:{capability}": mixture.adapter(capability) for capability in capabilities},
+        "uniform": mixture.uniform(),
+        "constant": mixture.constant(scale),
+        "router": router,
+        "plain_gate": mixture.gated(gates["plain"], "plain_gate"),
+        "warm_gate": mixture.gated(gates[config.label_loss], "warm_gate"),
+        "gate": mixture.gated(gate, "gate"),
     }
-    rates = {name: success_rate(found) for name, found in validation.items()}
+    rates = {name: success_rate(select(runtime, mixture, policy, name)) for name, policy in candidates.items()}
     best = max((name for name in rates if name.startswith("adapter:")), key=lambda name: rates[name]["rate"])
     kept = rates["gate"]["rate"] > rates[best]["rate"]
     routing = {
@@ -213,8 +225,8 @@ def _routing(warm: GateWarmStart, gate: Gate, data: GateData, slots: Sequence[st
 
 def main(arguments: Arguments) -> None:
     """`trace-jax compose`."""
-    with open_runtime(arguments) as runtime:
+    with open_runtime(arguments, "compose") as runtime:
         routing = compose(runtime, runtime.usable())
         for name, rate in routing["validation"].items():
-            print(f"{name:<40} {rate['rate']:.3f} [{rate['interval'][0]:.3f}, {rate['interval'][1]:.3f}]")
+            print(rate_line(name, rate))
         print(f"composed is {routing['composed']}")

@@ -117,7 +117,7 @@ class SynthesisSection:
     max_all_zero: float = field(0.2, "largest share of groups that never earn anything", "[0, 1]")
     max_constant: float = field(0.5, "largest share of groups of one reward only", "[0, 1]")
     hint_ratio: float = field(0.25, "share of a group's rollouts that see a hint, where calibration says success is too rare", "[0, 1)")
-    certify_seeds: int = field(100, "seeds that a certificate is checked on", "[1, inf)")
+    certify_seeds: int = field(100, "seeds that a certificate is checked on", "[2, inf)")
 
 
 @section()
@@ -177,9 +177,9 @@ class EvaluationSection:
     trials: int = field(1, "rollouts of each", "[1, inf)")
     temperature: float = field(0.7, "sampling temperature, fixed beforehand", "[0, inf)")
     policies: tuple[str, ...] = field(
-        ("base", "adapters", "uniform", "router", "composed"),
+        ("base", "adapters", "uniform", "constant", "router", "plain_gate", "composed"),
         "what is evaluated side by side",
-        ("base", "adapters", "uniform", "router", "composed"),
+        ("base", "adapters", "uniform", "constant", "router", "plain_gate", "composed"),
         changes=True,
     )
 

@@ -10,19 +10,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from envs.probes import play, say
 from model import load_gate
 from rl.rollout import Task
 from rl.task_router import TaskRouter
 from rl.trajectory import Trajectory, encode_shard
 from trace_jax.cli import Arguments
-from trace_jax.outcomes import pass_hat, success_rate
-from trace_jax.policies import Mixture, find_policy, load_mixture, routed_tasks, trained_mixture, with_slots
+from trace_jax.outcomes import pass_hat, rate_line, success_rate
+from trace_jax.policies import Mixture, find_policy, load_mixture, read_routing, routed_tasks, trained_mixture, with_slots
 from trace_jax.runtime import HELDOUT_TASKS, Runtime, open_runtime
 from trace_jax.workdir import policy_name
 
 
-def summarise(policy: str, split: str, trajectories: Sequence[Trajectory], temperature: float) -> dict[str, Any]:
-    """The content of `evaluation/<policy>.json`."""
+def summarise(policy: str, split: str, trajectories: Sequence[Trajectory], temperature: float | None) -> dict[str, Any]:
+    """The content of `evaluation/<policy>.json`; no temperature for a policy that samples nothing."""
     tasks: dict[str, dict[str, int]] = defaultdict(lambda: {"trials": 0, "successes": 0})
     for t in trajectories:
         if t.error is None:
@@ -51,16 +52,18 @@ def evaluate(runtime: Runtime, name: str, mixture: Mixture | None) -> dict[str, 
     Args:
       name: as users write it, `adapter:x`; names the file.
       mixture: the trained adapters; None before there are any.
+
+    Raises:
+      InputError: no such policy in this workdir, or the step that makes it has not run.
     """
     path = f"evaluation/{policy_name(name)}.json"
     tasks = heldout_tasks(runtime)
     if runtime.workdir.exists(path):
         runtime.progress.advance(len(tasks), earlier=True)
         return runtime.workdir.read_json(path)
-    if name == "router":
+    if name == "router" and mixture is not None:
+        read_routing(runtime, mixture.slots)
         router = TaskRouter.from_json(runtime.workdir.read_json("gate/router.json"))
-        for capability in mixture.capabilities:
-            runtime.engine.load(mixture.adapter(capability))
         tasks, policy = routed_tasks(runtime, router, mixture, tasks), "router"
     else:
         policy = find_policy(runtime, name, mixture)
@@ -73,26 +76,22 @@ def evaluate(runtime: Runtime, name: str, mixture: Mixture | None) -> dict[str, 
 
 def do_nothing(runtime: Runtime) -> dict[str, Any]:
     """The floor: an agent that makes no call and says that all is done."""
-    tasks = heldout_tasks(runtime)
-    episodes = [runtime.pool.open(task.package, task.seed, task.package.resolve_knobs(task.knobs)) for task in tasks]
-    for op, arguments in (("reset", ()), ("respond", ("all done.",))):
-        runtime.pool.batch([(episode, op, arguments) for episode in episodes])
-    scores = runtime.pool.batch([(episode, "score", ()) for episode in episodes])
+    config, package = runtime.config, runtime.target
+    if runtime.workdir.exists("evaluation/do_nothing.json"):
+        return runtime.workdir.read_json("evaluation/do_nothing.json")
+    seeds = range(HELDOUT_TASKS, HELDOUT_TASKS + config.evaluation.tasks)
     found = [
         Trajectory(
-            id=f"{task.task_id}#{task.trial}",
-            environment=task.package.name,
-            task_id=task.task_id,
-            split=task.split,
-            seed=task.seed,
-            trial=task.trial,
-            policy={"name": "do_nothing", "version": 0},
-            reward=score.reward,
-            success=score.reward >= runtime.config.diagnosis.success,
+            id=f"{package.name}:{one.seed}#0",
+            environment=package.name,
+            task_id=f"{package.name}:{one.seed}",
+            reward=one.reward,
+            success=one.reward is not None and one.reward >= config.diagnosis.success,
+            error=one.fault and {"kind": one.fault.kind, "message": str(one.fault)},
         )
-        for task, score in zip(tasks, scores, strict=True)
+        for one in play(runtime.pool, package, seeds, say("all done."), knobs=config.target.knobs, turns=1)
     ]
-    result = summarise("do_nothing", "heldout", found, 0.0)
+    result = summarise("do_nothing", "heldout", found, None)
     runtime.workdir.write_json("evaluation/do_nothing.json", result)
     return result
 
@@ -125,8 +124,8 @@ def write_examples(runtime: Runtime, mixture: Mixture) -> None:
 
 def main(arguments: Arguments) -> None:
     """`trace-jax evaluate --policy=P,...`."""
-    with open_runtime(arguments) as runtime:
+    config = arguments.config.evaluation
+    with open_runtime(arguments, "evaluate", len(arguments.policy) * config.tasks * config.trials) as runtime:
         mixture = trained_mixture(runtime)
         for name in arguments.policy:
-            overall = evaluate(runtime, name, mixture)["overall"]
-            print(f"{name:<40} {overall['rate']:.3f} [{overall['interval'][0]:.3f}, {overall['interval'][1]:.3f}]  n = {overall['n']}")
+            print(rate_line(name, evaluate(runtime, name, mixture)["overall"]))

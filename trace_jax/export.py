@@ -22,7 +22,7 @@ def main(arguments: Arguments) -> None:
     """Writes the folder.
 
     Raises:
-      InputError: `--what` is none of the two, the capability has no adapter, or the folder is not empty.
+      InputError: `--what` is none of the two, the capability has no adapter, or the folder is not empty or cannot be made.
     """
     kind, _, capability = arguments.what.partition(":")
     if kind not in ("adapter", "merged") or not capability:
@@ -32,6 +32,10 @@ def main(arguments: Arguments) -> None:
         raise InputError(f"--out={out}: exists already; give another folder")
     with open_runtime(arguments) as runtime:
         bank = load_adapter(runtime, capability)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out={out}: {error.strerror}; give a folder that can be written") from error
         if kind == "adapter":
             save_peft(bank, runtime.model.config, out)
         else:

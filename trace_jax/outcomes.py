@@ -25,6 +25,12 @@ def success_rate(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     return {"rate": rate, "interval": interval, "n": len(scored), "errors": len(trajectories) - len(scored)}
 
 
+def rate_line(name: str, found: dict[str, Any]) -> str:
+    """What commands print of a policy; `found` is of `success_rate`."""
+    low, high = found["interval"]
+    return f"{name:<40} {found['rate']:.3f} [{low:.3f}, {high:.3f}]  n = {found['n']}"
+
+
 def pass_hat(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
     """pass^k, the chance that k trials of a task all succeed: the mean of C(s, k) / C(n, k) over tasks of s successes in n trials.
 

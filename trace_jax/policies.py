@@ -1,7 +1,8 @@
 """The policies of a run by the names that users write: base, adapter:<capability>, uniform, constant, router, composed, and what they are
 made of.
 
-All policies over the trained adapters share one bank, so that the engine serves them with one compiled function.
+All policies over the trained adapters share one bank, so that the engine serves them with one compiled function. The base is always served
+without a bank, so that it takes the same tokens before and after the adapters are trained.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from envs import EnvironmentFault
 from model import AdapterBank, Gate, Qwen3, Routing, load_gate, stack_banks
 from rl import task_router
 from rl.engines.protocol import Policy
@@ -22,7 +25,7 @@ from rl.rollout import Task
 from rl.task_router import TaskRouter
 from rl.trajectory import Trajectory
 from trace_jax.errors import InputError
-from trace_jax.runtime import Runtime
+from trace_jax.runtime import BASE, Runtime
 from trace_jax.train import load_adapter
 
 
@@ -41,19 +44,17 @@ class Mixture:
     def adapter(self, capability: str) -> Policy:
         """One adapter on every token."""
         weights = np.eye(len(self.slots), dtype=np.float32)[self.slots.index(capability)]
-        return Policy(name=f"adapter:{capability}", version=0, adapters=self.bank, weights=weights)
+        return Policy(name=f"adapter:{capability}", adapters=self.bank, weights=weights)
 
     def slot(self, name: str) -> Policy:
-        """The adapter of a slot, or the base served from the same bank."""
-        if name != "base":
-            return self.adapter(name)
-        return Policy(name="base", version=0, adapters=self.bank, weights=np.eye(len(self.slots), dtype=np.float32)[0])
+        """The adapter of a slot, or the base."""
+        return BASE if name == "base" else self.adapter(name)
 
     def constant(self, scale: float, name: str = "constant") -> Policy:
         """All adapters at once, each scaled by `scale`."""
         weights = np.full(len(self.slots), scale, np.float32)
         weights[0] = 0.0
-        return Policy(name=name, version=0, adapters=self.bank, weights=weights)
+        return Policy(name=name, adapters=self.bank, weights=weights)
 
     def uniform(self) -> Policy:
         """All adapters at 1/K each."""
@@ -65,19 +66,26 @@ class Mixture:
 
 
 def load_mixture(runtime: Runtime, capabilities: Sequence[str]) -> Mixture:
-    """The trained adapters of a run."""
+    """The trained adapters of a run.
+
+    Raises:
+      InputError: one of them is not trained.
+    """
     return Mixture(tuple(capabilities), stack_banks([load_adapter(runtime, capability) for capability in capabilities]))
 
 
 def routed_tasks(runtime: Runtime, router: TaskRouter, mixture: Mixture, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, each with the adapter that the task-level router chooses from its prompt.
-
-    The engine must have the mixture's adapters loaded.
-    """
-    prompts = []
-    for task in tasks:
-        start = runtime.pool.open(task.package, task.seed, task.knobs).reset()
-        prompts.append(runtime.chat.start(start.system, start.messages, runtime.tools(task.package)))
+    """The tasks, each with the adapter that the task-level router chooses from its prompt; the adapters are loaded into the engine."""
+    for capability in mixture.capabilities:
+        runtime.engine.load(mixture.adapter(capability))
+    starts = runtime.pool.batch([(runtime.pool.open(task.package, task.seed, task.knobs), "reset", ()) for task in tasks])
+    prompts = [
+        # an environment that fails here will fail again when the task is rolled out, and is counted there
+        np.array([runtime.chat.end])
+        if isinstance(start, EnvironmentFault)
+        else runtime.chat.start(start.system, start.messages, runtime.tools(task.package))
+        for task, start in zip(tasks, starts, strict=True)
+    ]
     chosen = router.predict(task_router.prompt_features(runtime.model, prompts))
     return [dataclasses.replace(task, policy=f"adapter:{mixture.slots[slot]}") for task, slot in zip(tasks, chosen, strict=True)]
 
@@ -119,26 +127,42 @@ def with_slots(runtime: Runtime, mixture: Mixture, gate: Gate, trajectories: Seq
     return out
 
 
+def read_routing(runtime: Runtime, slots: Sequence[str]) -> dict[str, Any]:
+    """What step 4 found.
+
+    Raises:
+      InputError: it has not run, or the gate was trained over other slots.
+    """
+    routing = runtime.workdir.read_json("gate/routing.json")
+    if routing["slots"] != list(slots):
+        raise InputError(
+            f"{runtime.workdir.root}/gate: its slots are {', '.join(routing['slots'])}, the trained adapters would make "
+            f"{', '.join(slots)}; compose these in another --workdir"
+        )
+    return routing
+
+
 def find_policy(runtime: Runtime, name: str, mixture: Mixture | None) -> Policy:
     """The policy of a name; the router is none, it chooses among the adapters (`routed_tasks`).
 
     Raises:
       InputError: no such policy in this workdir; what there is, is listed.
     """
-    if name == "base" and mixture is None:
-        return Policy(name="base", version=0)
+    if name == "base":
+        return BASE
     if mixture is not None:
-        if name in ("base", *(f"adapter:{c}" for c in mixture.capabilities)):
-            return mixture.slot(name.removeprefix("adapter:"))
+        if name.removeprefix("adapter:") in mixture.capabilities:
+            return mixture.adapter(name.removeprefix("adapter:"))
         if name == "uniform":
             return mixture.uniform()
-        if name == "constant":
-            return mixture.constant(runtime.workdir.read_json("gate/routing.json")["constant_scale"])
-        if name in ("composed", "plain_gate"):
-            routing = runtime.workdir.read_json("gate/routing.json")
+        if name in ("constant", "composed", "plain_gate"):
+            routing = read_routing(runtime, mixture.slots)
+            if name == "constant":
+                return mixture.constant(routing["constant_scale"])
             if name == "composed" and not routing["kept"]:
-                return dataclasses.replace(mixture.slot(routing["composed"].removeprefix("adapter:")), name="composed")
+                return dataclasses.replace(mixture.adapter(routing["composed"].removeprefix("adapter:")), name="composed")
             file = "gate.safetensors" if name == "composed" else "plain_gate.safetensors"
             return mixture.gated(load_gate(runtime.workdir.path(f"gate/{file}")), name)
-    known = ["base"] + ([f"adapter:{c}" for c in mixture.capabilities] + ["uniform", "constant", "router", "composed"] if mixture else [])
+    adapters = [f"adapter:{c}" for c in mixture.capabilities] if mixture else []
+    known = ["base", *adapters, *(["uniform", "constant", "router", "plain_gate", "composed"] if mixture else [])]
     raise InputError(f"--policy={name}: no such policy in {runtime.workdir.root}; there are: {', '.join(known)}")

@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
+import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from envs import Pool
@@ -40,6 +43,25 @@ GATE = 3_000_000
 GATE_TRAINING = 4_000_000
 SELECTION = 5_000_000  # held-out seeds of the capability environments, which decide what is kept
 HELDOUT_TASKS = 9_000_000
+_APART = 1_000_000  # seeds of one purpose
+
+BASE = Policy(name="base")
+
+
+def plan(config: Config, capabilities: int = 4) -> dict[str, float]:
+    """The stages of a run and the rollouts of each, which is what most of its time goes into."""
+    train, gate, synthesis, evaluation = config.train, config.gate, config.synthesis, config.evaluation
+    selection = train.selection_seeds * capabilities
+    return {
+        "rollouts": config.target.train_tasks * config.diagnosis.trials,
+        "diagnose": 1,
+        "synthesize": synthesis.calibration_seeds * synthesis.calibration_rollouts * capabilities,
+        "train": train.iterations * train.groups * train.group_size * capabilities + 2 * selection,
+        "compose": capabilities * (gate.successes + gate.table_seeds * (capabilities + 4))
+        + gate.grpo_iterations * train.groups * train.group_size
+        + selection * (capabilities + 7),
+        "evaluate": evaluation.tasks * evaluation.trials * sum(capabilities if p == "adapters" else 1 for p in evaluation.policies),
+    }
 
 
 class Runtime:
@@ -47,7 +69,8 @@ class Runtime:
 
     def __init__(self, config: Config, workdir: Workdir, progress: Progress):
         self.config, self.workdir, self.progress = config, workdir, progress
-        self.temperature = config.rollout.temperature
+        self._stages: Mapping[str, float] = {}
+        self._environments: dict[str, Package] = {}
         self._tools: dict[str, list[dict[str, Any]]] = {}
         self._hints: dict[tuple[str, int], str] = {}
 
@@ -68,13 +91,20 @@ class Runtime:
     @functools.cached_property
     def model(self) -> Qwen3:
         try:
-            return load_pretrained(self.config.model.folder, dtype=jnp.dtype(self.config.model.dtype))
+            model = load_pretrained(self.config.model.folder, dtype=jnp.dtype(self.config.model.dtype))
         except (ConfigError, CheckpointError) as error:
             raise InputError(f"config field 'model.path': {error}") from error
+        context, most = self.config.rollout.context, model.config.max_position_embeddings
+        if context > most:
+            raise InputError(f"config field 'rollout.context': {context} is more than the {most} positions of the model; lower it")
+        return model
 
     @functools.cached_property
     def chat(self) -> Chat:
-        return Chat(self.config.model.folder)
+        try:
+            return Chat(self.config.model.folder)
+        except (OSError, ValueError) as error:
+            raise InputError(f"config field 'model.path': no tokenizer with a chat template: {error}") from error
 
     @functools.cached_property
     def engine(self) -> JaxEngine:
@@ -82,11 +112,30 @@ class Runtime:
 
     @functools.cached_property
     def target(self) -> Package:
-        return find_package(self.config.target.package, "target.package")
+        package = find_package(self.config.target.package, "target.package")
+        try:
+            package.resolve_knobs(self.config.target.knobs)
+        except PackageError as error:
+            raise InputError(f"config field 'target.knobs': {error}") from error
+        return package
 
     def environment(self, capability: str) -> Package:
-        """The environment that step 2 made for a capability."""
-        return load_package(self.workdir.root / "environments" / capability)
+        """The environment that step 2 made for a capability.
+
+        Raises:
+          InputError: there is none, or it was changed since it was certified.
+        """
+        if capability not in self._environments:
+            folder = self.workdir.root / "environments" / capability
+            certificate = self.workdir.read_json(f"environments/{capability}/certificate.json")
+            try:
+                package = load_package(folder)
+            except PackageError as error:
+                raise InputError(str(error)) from error
+            if package.digest != certificate["digest"]:
+                raise InputError(f"{folder}: changed since it was certified; remove it and run trace-jax synthesize again")
+            self._environments[capability] = package
+        return self._environments[capability]
 
     def tools(self, package: Package) -> list[dict[str, Any]]:
         """The tool schemas of a package."""
@@ -108,30 +157,46 @@ class Runtime:
         Raises:
           InputError: step 2 has not run, or left none.
         """
-        found = [c for c in self.retained() if self.calibration(c)["usable"]]
-        if not found:
+        calibrated = [c for c in self.retained() if self.workdir.exists(f"environments/{c}/calibration.json")]
+        usable = [c for c in calibrated if self.calibration(c)["usable"]]
+        if not usable:
             raise InputError(
-                f"{self.workdir.root}/environments: no usable environment; their calibration.json and certificate.json say why"
+                f"{self.workdir.root}/environments: no usable environment; run trace-jax synthesize, "
+                "or see why in calibration.json and certificate.json"
             )
-        return found
+        return usable
 
     def calibration(self, capability: str) -> dict[str, Any]:
         """What step 2 found about a capability's environment."""
         return self.workdir.read_json(f"environments/{capability}/calibration.json")
 
+    def plan(self, stages: Mapping[str, float]) -> None:
+        """The stages of the command, with the rollouts of each."""
+        self._stages = stages
+        self.progress.plan(stages)
+
     @contextlib.contextmanager
-    def stage(self, name: str, total: float) -> Iterator[None]:
-        """One stage of the run, of `total` rollouts: its progress, and its cost in `spent.json`."""
+    def stage(self, name: str) -> Iterator[None]:
+        """A stage of the plan: its progress, and its cost in `spent.json`."""
         began = time.monotonic()
         try:
-            with self.progress.stage(name, total):
+            with self.progress.stage(name, self._stages[name]):
                 yield
         finally:
             add_seconds(self.workdir, name, time.monotonic() - began)
             write_spent(self.workdir)
 
-    def tasks(self, package: Package, split: str, first: int, seeds: int, rollouts: int) -> list[Task]:
-        """`rollouts` tasks for each of `seeds` seeds from `first` on; the rollouts of a seed are one group."""
+    def tasks(self, package: Package, split: str, first: int, seeds: int, rollouts: int, *, earlier: int = 0) -> list[Task]:
+        """`rollouts` tasks for each of `seeds` seeds from `first` on; the rollouts of a seed are one group.
+
+        Args:
+          earlier: rollouts of the same seeds before; the new ones draw other random numbers.
+
+        Raises:
+          InputError: more seeds than lie between two purposes.
+        """
+        if first < HELDOUT_TASKS and first % _APART + seeds > _APART:
+            raise InputError(f"split {split!r} asks for more than {_APART:,} seeds; lower the groups, iterations or tasks in the config")
         knobs = self.config.target.knobs if package.name == self.target.name else {}
         return [
             Task(
@@ -145,7 +210,7 @@ class Runtime:
                 knobs=knobs,
             )
             for seed in range(first, first + seeds)
-            for rollout in range(rollouts)
+            for rollout in range(earlier, earlier + rollouts)
         ]
 
     def with_hints(self, package: Package, ratio: float, tasks: Sequence[Task]) -> list[Task]:
@@ -157,7 +222,7 @@ class Runtime:
             if task.rollout < round(ratio * self.config.train.group_size):
                 key = (package.digest, task.seed)
                 if key not in self._hints:
-                    self._hints[key] = self.pool.function(package, "hint", task.seed, package.resolve_knobs(task.knobs))
+                    self._hints[key] = self.pool.function(package, "hint", task.seed, task.knobs)
                 task = dataclasses.replace(task, hint=self._hints[key])
             out.append(task)
         return out
@@ -171,6 +236,10 @@ class Runtime:
           policy: loaded into the engine when the batch has to be sampled; a name if it is loaded already.
           folder: names the policy in the workdir.
           temperature: of training and diagnosis by default.
+
+        Raises:
+          InputError: the shard holds other tasks.
+          RuntimeError: infrastructure failed every rollout, so nothing was stored.
         """
         if index in self.workdir.shards(folder, split):
             found = list(self.workdir.read_shards(folder, split, [index]))
@@ -179,6 +248,7 @@ class Runtime:
                 raise InputError(f"{where}/{index:05d}.jsonl.zst holds other tasks than asked for; remove that folder and run again")
             self.progress.advance(len(found), earlier=True)
             return found
+        config = self.config.rollout
         if isinstance(policy, Policy):
             self.engine.load(policy)
         found = roll_out(
@@ -187,25 +257,45 @@ class Runtime:
             self.chat,
             tasks,
             policy if isinstance(policy, str) else policy.name,
-            temperature=self.temperature if temperature is None else temperature,
+            temperature=config.temperature if temperature is None else temperature,
             run_seed=self.config.seed,
-            max_tokens=self.config.rollout.max_tokens,
-            max_turns=self.config.rollout.max_turns,
+            max_tokens=config.max_tokens,
+            max_turns=config.max_turns,
+            success=self.config.diagnosis.success,
             on_progress=self.progress.advance,
         )
+        if all(t.error for t in found):
+            error = found[0].error
+            raise RuntimeError(f"all {len(found)} rollouts of {folder} in {split} failed, the first by {error['kind']}: {error['message']}")
         self.workdir.write_shard(folder, split, index, found)
         return found
 
 
 @contextlib.contextmanager
-def open_runtime(arguments: Arguments, stages: Mapping[str, float] | None = None) -> Iterator[Runtime]:
-    """The runtime of a command, with a progress line over its stages."""
-    with (
-        arguments.workdir.path("stall.log").open("a") as stall_log,
-        Progress(stages or {arguments.command: 1.0}, stall_log=stall_log) as progress,
-        Runtime(arguments.config, arguments.workdir, progress) as runtime,
-    ):
+def open_runtime(arguments: Arguments, stage: str | None = None, rollouts: float | None = None) -> Iterator[Runtime]:
+    """The runtime of a command.
+
+    Args:
+      stage: the one stage that the command is, of so many `rollouts` or as many as in a run; None leaves the stages to the command.
+    """
+    stages = plan(arguments.config, 1 if arguments.capability else 4)
+    if stage:
+        stages = {stage: rollouts or stages[stage]}
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(_compilation_cache()))
+    with contextlib.ExitStack() as stack:
+        stall_log = stack.enter_context(arguments.workdir.path("stall.log").open("a"))
+        progress = stack.enter_context(Progress(stages, stall_log=stall_log))
+        runtime = stack.enter_context(Runtime(arguments.config, arguments.workdir, progress))
+        runtime.plan(stages)
+        if stage:
+            stack.enter_context(runtime.stage(stage))
         yield runtime
+
+
+def _compilation_cache() -> pathlib.Path:
+    """Where compiled programs are kept for the next run, unless JAX is told of another place."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "trace-jax"
 
 
 def find_package(name: str, field: str) -> Package:

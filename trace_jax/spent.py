@@ -11,20 +11,17 @@ from typing import Any
 from trace_jax.workdir import Workdir
 
 _SECONDS = "seconds.jsonl"
-BASELINE = "baseline"
 
 
 def stage_of(folder: str, split: str) -> str:
-    """The stage of a run that rolls out `rollouts/<folder>/<split>`."""
-    if folder.startswith("grpo_target"):
-        return BASELINE
-    if split == "heldout":
-        return "evaluate"
+    """The stage of a run that rolls out `rollouts/<folder>/<split>`; "train" and "heldout" are the splits of the target."""
+    if split in ("train", "heldout"):
+        return "rollouts" if (folder, split) == ("base", "train") else "evaluate"
     if split.startswith("calibration-"):
         return "synthesize"
-    if folder == "base" and split == "train":
-        return "rollouts"
-    return "train" if split == "train" and folder.startswith("adapter-") else "compose"
+    if folder == "grpo_target":
+        return "baseline"
+    return "train" if split == "training" and folder.startswith("adapter-") else "compose"
 
 
 def add_seconds(workdir: Workdir, stage: str, seconds: float) -> None:

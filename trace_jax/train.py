@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import zlib
 from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
-from model import AdapterBank, init_bank, save_peft
+from model import AdapterBank, CheckpointError, init_bank, load_peft, save_peft
 from rl.advantages import episode_metrics, group_advantages
 from rl.checkpoint import Checkpoints
 from rl.engines.protocol import Policy
@@ -30,7 +31,7 @@ from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
 from trace_jax.metrics import Metrics
 from trace_jax.outcomes import success_rate
-from trace_jax.runtime import SELECTION, TRAINING, Runtime, open_runtime
+from trace_jax.runtime import BASE, SELECTION, TRAINING, Runtime, open_runtime
 
 _STOP_WINDOW = 3  # iterations whose mean reward must reach train.stop_reward
 
@@ -89,16 +90,19 @@ def run_grpo(
       The last state; a checkpoint of it exists.
     """
     config, workdir = runtime.config, runtime.workdir
+    batch = config.train.groups * config.train.group_size
     with contextlib.closing(Checkpoints(workdir.path(f"{folder}/checkpoints"), keep=config.train.keep_checkpoints)) as checkpoints:
         record = {"iteration": 0, "rewards": []}
         if (found := checkpoints.restore(state)) is not None:
             state, record = found.state, found.record
+            runtime.progress.advance(record["iteration"] * batch, earlier=True)
         with Metrics(workdir, folder, record["iteration"]) as log:
             for iteration in range(record["iteration"], iterations):
                 if stop and _saturated(record["rewards"], config.train.stop_reward):
+                    runtime.progress.advance((iterations - iteration) * batch, earlier=True)
                     break
                 began = time.perf_counter()
-                found = runtime.roll_out(policy(state), shards, "train", iteration, tasks(iteration))
+                found = runtime.roll_out(policy(state), shards, "training", iteration, tasks(iteration))
                 sampled = time.perf_counter()
                 state, metrics = update(learner, state, found, config.train)
                 metrics |= {"seconds/rollout": sampled - began, "seconds/update": time.perf_counter() - sampled}
@@ -116,7 +120,7 @@ def update(learner: Learner, state: LearnerState, trajectories: Sequence[Traject
     kept = np.flatnonzero(advantages.kept)
     metrics = episode_metrics(trajectories) | advantages.metrics
     if not len(kept):
-        return state, {"reward": 0.0, **metrics}
+        return state, metrics
     batch = pack(
         [trajectories[i] for i in kept], advantages.values[kept], lengths=(train.pack_length,), micro_rows=learner.config.micro_rows
     )
@@ -128,28 +132,26 @@ def _saturated(rewards: Sequence[float], stop: float | None) -> bool:
     return stop is not None and len(rewards) >= _STOP_WINDOW and float(np.mean(rewards[-_STOP_WINDOW:])) >= stop
 
 
-def initial_adapter(runtime: Runtime, index: int) -> AdapterBank:
-    """An adapter that does nothing yet; another one for every capability and seed."""
+def initial_adapter(runtime: Runtime, name: str) -> AdapterBank:
+    """An adapter that does nothing yet; another one for every name and seed, whatever else is trained."""
     train = runtime.config.train
-    key = jax.random.fold_in(jax.random.key(runtime.config.seed), index)
+    key = jax.random.fold_in(jax.random.key(runtime.config.seed), np.uint32(zlib.crc32(name.encode())))
     return init_bank(runtime.model.config, 1, train.rank, train.alpha, key)
 
 
 def load_adapter(runtime: Runtime, capability: str) -> AdapterBank:
-    """A trained adapter.
+    """A trained adapter, from its PEFT folder.
 
     Raises:
-      InputError: it has not been trained in this workdir.
+      InputError: it has not been trained in this workdir, or its folder is damaged.
     """
-    return _restore(runtime, f"adapters/{capability}", capability)
-
-
-def _restore(runtime: Runtime, folder: str, name: str) -> AdapterBank:
-    template = make_learner(runtime).init(initial_adapter(runtime, 0))
-    if not runtime.workdir.exists(f"{folder}/summary.json"):
-        raise InputError(f"adapter {name!r} is not trained in {runtime.workdir.root}; run trace-jax train --capability={name}")
-    with contextlib.closing(Checkpoints(runtime.workdir.path(f"{folder}/checkpoints"))) as checkpoints:
-        return checkpoints.restore(template).state.params
+    folder = runtime.workdir.root / "adapters" / capability
+    if not (folder / "summary.json").exists():
+        raise InputError(f"adapter {capability!r} is not trained in {runtime.workdir.root}; run trace-jax train --capability={capability}")
+    try:
+        return load_peft(folder / "hf", runtime.model.config)
+    except CheckpointError as error:
+        raise InputError(f"{error}; remove {folder / 'summary.json'} and run trace-jax train --capability={capability}") from error
 
 
 @functools.lru_cache(maxsize=1)
@@ -160,19 +162,21 @@ def make_learner(runtime: Runtime) -> Learner:
     return Learner(runtime.model, settings, loss_config(train))
 
 
-def train_adapter(runtime: Runtime, capability: str, index: int) -> None:
-    """Trains the adapter of one capability, exports it, and measures it on held-out seeds of its own environment."""
+def train_adapter(runtime: Runtime, capability: str) -> None:
+    """Trains the adapter of one capability, exports it, and measures it on unseen seeds of its own environment."""
     config, workdir, folder = runtime.config, runtime.workdir, f"adapters/{capability}"
+    train, name = config.train, f"adapter:{capability}"
     if workdir.exists(f"{folder}/summary.json"):
+        runtime.progress.advance(train.iterations * train.groups * train.group_size + 2 * train.selection_seeds, earlier=True)
         return
-    package, train, name = runtime.environment(capability), config.train, f"adapter:{capability}"
+    package, hint_ratio = runtime.environment(capability), runtime.calibration(capability)["hint_ratio"]
 
     def tasks(iteration: int) -> list[Task]:
-        found = runtime.tasks(package, "train", TRAINING + iteration * train.groups, train.groups, train.group_size)
-        return runtime.with_hints(package, runtime.calibration(capability)["hint_ratio"], found)
+        found = runtime.tasks(package, "training", TRAINING + iteration * train.groups, train.groups, train.group_size)
+        return runtime.with_hints(package, hint_ratio, found)
 
     learner = make_learner(runtime)
-    state = learner.init(initial_adapter(runtime, index), seed=config.seed)
+    state = learner.init(initial_adapter(runtime, capability), seed=config.seed)
     state = run_grpo(
         runtime,
         learner,
@@ -184,11 +188,11 @@ def train_adapter(runtime: Runtime, capability: str, index: int) -> None:
         lambda state: Policy(name=name, version=int(state.step), adapters=state.params),
     )
     save_peft(state.params, runtime.model.config, workdir.path(f"{folder}/hf"))
-    checks = runtime.tasks(package, "selection", SELECTION, config.train.selection_seeds, 1)
-    temperature = config.evaluation.temperature
+    split = f"selection-{capability}"
+    checks = runtime.tasks(package, split, SELECTION, train.selection_seeds, 1)
     policy = Policy(name=name, version=int(state.step), adapters=state.params)
-    before = runtime.roll_out(Policy(name="base", version=0), "base", f"selection-{capability}", 0, checks, temperature)
-    after = runtime.roll_out(policy, name, f"selection-{capability}", 0, checks, temperature)
+    before = runtime.roll_out(BASE, "base", split, 0, checks, config.evaluation.temperature)
+    after = runtime.roll_out(policy, name, split, 0, checks, config.evaluation.temperature)
     rows = workdir.read_jsonl(f"{folder}/metrics.jsonl")
     workdir.write_json(
         f"{folder}/summary.json",
@@ -203,11 +207,10 @@ def train_adapter(runtime: Runtime, capability: str, index: int) -> None:
 
 
 def main(arguments: Arguments) -> None:
-    """`trace-jax train`."""
-    with open_runtime(arguments) as runtime:
+    """`trace-jax train [--capability=C]`."""
+    with open_runtime(arguments, "train") as runtime:
         usable = runtime.usable()
         if arguments.capability and arguments.capability not in usable:
             raise InputError(f"--capability={arguments.capability}: no usable environment; there are: {', '.join(usable)}")
-        for index, capability in enumerate(usable):
-            if arguments.capability in (None, capability):
-                train_adapter(runtime, capability, index)
+        for capability in [arguments.capability] if arguments.capability else usable:
+            train_adapter(runtime, capability)

@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 from rl.engines.protocol import Policy
+from rl.learner import LearnerState
 from rl.rollout import Task
 from trace_jax.evaluate import heldout_tasks, summarise
 from trace_jax.outcomes import success_rate
@@ -21,13 +22,14 @@ _POINTS = 6  # of the curve
 
 
 def target_tasks(runtime: Runtime, iteration: int) -> list[Task]:
-    """The groups of one iteration: the train tasks in a new order every pass."""
-    groups, count = runtime.config.train.groups, runtime.config.target.train_tasks
+    """The groups of one iteration: the train tasks in a new order every pass, each pass with random numbers of its own."""
+    groups, size, count = runtime.config.train.groups, runtime.config.train.group_size, runtime.config.target.train_tasks
     found: list[Task] = []
     for position in range(iteration * groups, (iteration + 1) * groups):
+        over, place = divmod(position, count)
         order = list(range(count))
-        random.Random(f"{runtime.config.seed} {position // count}").shuffle(order)
-        found += runtime.tasks(runtime.target, "train", TRAIN_TASKS + order[position % count], 1, runtime.config.train.group_size)
+        random.Random(f"{runtime.config.seed} {over}").shuffle(order)
+        found += runtime.tasks(runtime.target, "training", TRAIN_TASKS + order[place], 1, size, earlier=over * size)
     return found
 
 
@@ -42,9 +44,12 @@ def train_on_target(runtime: Runtime, budget: int) -> dict[str, Any]:
         return workdir.read_json(f"evaluation/{NAME}.json")
     per_iteration = config.train.groups * config.train.group_size
     iterations = max(budget // per_iteration, 1)
+
+    def policy(state: LearnerState) -> Policy:
+        return Policy(name=NAME, version=int(state.step), adapters=state.params)
+
     learner = make_learner(runtime)
-    # its own stream of random numbers, far from those of the capabilities' adapters
-    state = learner.init(initial_adapter(runtime, 1000), seed=config.seed)
+    state = learner.init(initial_adapter(runtime, NAME), seed=config.seed)
     curve: dict[str, list[float]] = {"rollouts": [], "rate": []}
     for point in range(1, _POINTS + 1):
         until = round(iterations * point / _POINTS)
@@ -56,11 +61,10 @@ def train_on_target(runtime: Runtime, budget: int) -> dict[str, Any]:
             NAME,
             until,
             lambda iteration: target_tasks(runtime, iteration),
-            lambda state: Policy(name=NAME, version=int(state.step), adapters=state.params),
+            policy,
             stop=False,
         )
-        policy = Policy(name=NAME, version=int(state.step), adapters=state.params)
-        found = runtime.roll_out(policy, NAME, "heldout", point, heldout_tasks(runtime), config.evaluation.temperature)
+        found = runtime.roll_out(policy(state), NAME, "heldout", point, heldout_tasks(runtime), config.evaluation.temperature)
         curve["rollouts"].append(until * per_iteration)
         curve["rate"].append(success_rate(found)["rate"])
         workdir.write_json(f"evaluation/{NAME}_curve.json", curve)

@@ -1,8 +1,8 @@
 """Is an environment learnable by the base agent? Neither solved already nor out of reach, and with something to compare within a group.
 
 Bounds are those of the method: mean reward and success rate in [0.2, 0.6], standard deviation at least 0.05, at most a fifth of the seeds
-always solved, at most a fifth never, at most half with one reward only. The point estimate must be inside; the interval is stored beside
-it.
+always solved, at most a fifth without any reward, at most half with one reward only. The point estimate must be inside; the interval is
+stored beside it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def calibrate(trajectories: Sequence[Trajectory], bounds: SynthesisSection) -> d
     success = np.array([t.success for t in scored], bool)
     per_seed = {str(seed): float(np.mean([t.success for t in members])) for seed, members in sorted(groups.items())}
     perfect = float(np.mean([share == 1.0 for share in per_seed.values()])) if per_seed else 0.0
-    never = float(np.mean([share == 0.0 for share in per_seed.values()])) if per_seed else 1.0
+    zero = float(np.mean([all(t.reward <= 0 for t in members) for members in groups.values()])) if groups else 1.0
     constant = float(np.mean([np.ptp([t.reward for t in members]) < 1e-6 for members in groups.values()])) if groups else 1.0
     found = {
         "n_rollouts": len(scored),
@@ -48,8 +48,8 @@ def calibrate(trajectories: Sequence[Trajectory], bounds: SynthesisSection) -> d
         "zero_rate": float(np.mean(rewards <= 0)) if len(scored) else 0.0,
         "partial_rate": float(np.mean((rewards > 0) & ~success)) if len(scored) else 0.0,
         "groups_all_perfect": perfect,
-        "groups_all_zero": never,
-        "groups_mixed": 1.0 - perfect - never,
+        "groups_all_zero": zero,
+        "groups_mixed": 1.0 - perfect - zero,
         "constant_share": constant,
         "per_seed": per_seed,
     }
@@ -61,8 +61,8 @@ def calibrate(trajectories: Sequence[Trajectory], bounds: SynthesisSection) -> d
             hard.append(f"{name} {found[name]:.3f} is below {bounds.mean_low}")
     if perfect > bounds.max_all_success:
         easy.append(f"{perfect:.2f} of the seeds are always solved, more than {bounds.max_all_success}")
-    if never > bounds.max_all_zero:
-        hard.append(f"{never:.2f} of the seeds are never solved, more than {bounds.max_all_zero}")
+    if zero > bounds.max_all_zero:
+        hard.append(f"{zero:.2f} of the seeds never earn anything, more than {bounds.max_all_zero}")
     if found["std_reward"] < bounds.min_std:
         other.append(f"std_reward {found['std_reward']:.3f} is below {bounds.min_std}")
     if constant > bounds.max_constant:

@@ -3,20 +3,20 @@
     generator -> package -> certificate -> rollouts of the base -> calibration -> selected_capabilities.json says DONE
 
 An environment that fails its certificate or its calibration never reaches training; the selection keeps it PENDING and the reasons stand in
-`certificate.json` and `calibration.json`. Where success is too rare, a share of each group's rollouts gets the package's hint.
+`certificate.json` and `calibration.json`. So does a capability for which the library has no environment. Where success is too rare, a share
+of each group's rollouts gets the package's hint.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from envs import write_package
 from envs.builtin import LIBRARY, load_builtin
 from envs.certify import certify
-from envs.package import Package, write_package
-from rl.engines.protocol import Policy
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
-from trace_jax.runtime import CALIBRATION, Runtime, open_runtime
+from trace_jax.runtime import BASE, CALIBRATION, Runtime, open_runtime
 from trace_jax.synthesize.calibrate import calibrate
 
 _SELECTION = "diagnosis/selected_capabilities.json"
@@ -24,42 +24,31 @@ _DISTRIBUTION = ("n_rollouts", "mean_reward", "std_reward", "success_rate", "zer
 _GROUPS = ("groups_all_perfect", "groups_all_zero", "groups_mixed")
 
 
-def generate(runtime: Runtime, capability: str) -> Package:
-    """The environment package of a capability, written into the workdir.
-
-    Raises:
-      InputError: the library has none for it.
-    """
-    if capability not in LIBRARY:
-        raise InputError(f"capability {capability!r}: the library has no environment for it; it has {', '.join(LIBRARY)}")
-    package = load_builtin(capability)
-    return write_package(runtime.workdir.path(f"environments/{capability}"), package.meta, package.source)
-
-
 def synthesize(runtime: Runtime, capability: str) -> dict[str, Any]:
     """Makes, certifies and calibrates one environment, or finds that this was done.
 
     Returns:
-      The calibration, with `usable`: whether training may use the environment, and `hint_ratio`.
+      `usable`: whether training may use the environment, and `reasons` if not; with the calibration where there was one, and `hint_ratio`.
     """
-    config, workdir, folder = runtime.config, runtime.workdir, f"environments/{capability}"
+    config, workdir, folder = runtime.config.synthesis, runtime.workdir, f"environments/{capability}"
     if workdir.exists(f"{folder}/calibration.json"):
-        runtime.progress.advance(config.synthesis.calibration_seeds * config.synthesis.calibration_rollouts)
+        runtime.progress.advance(config.calibration_seeds * config.calibration_rollouts, earlier=True)
         return workdir.read_json(f"{folder}/calibration.json")
-    package = generate(runtime, capability)
-    target_tools = runtime.pool.function(runtime.target, "tools")
-    seeds = range(CALIBRATION, CALIBRATION + config.synthesis.certify_seeds)
-    certificate = certify(package, runtime.pool, target_tools=target_tools, seeds=seeds, trusted=True)
+    if capability not in LIBRARY:
+        return {"usable": False, "reasons": [f"the library has no environment for it, only for {', '.join(LIBRARY)}"]}
+    builtin = load_builtin(capability)
+    package = write_package(workdir.path(folder), builtin.meta, builtin.source)
+    seeds = range(CALIBRATION, CALIBRATION + config.certify_seeds)
+    certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, trusted=True)
     workdir.write_json(f"{folder}/certificate.json", certificate.to_json())
-    tasks = runtime.tasks(
-        package, f"calibration-{capability}", CALIBRATION, config.synthesis.calibration_seeds, config.synthesis.calibration_rollouts
-    )
-    found = runtime.roll_out(Policy(name="base", version=0), "base", f"calibration-{capability}", 0, tasks)
-    result = calibrate(found, config.synthesis)
+    if not certificate.passed:
+        return {"usable": False, "reasons": certificate.reasons}
+    split = f"calibration-{capability}"
+    tasks = runtime.tasks(package, split, CALIBRATION, config.calibration_seeds, config.calibration_rollouts)
+    result = calibrate(runtime.roll_out(BASE, "base", split, 0, tasks), config)
     # a base that succeeds too rarely can still learn when some of a group's rollouts are shown the way
-    hinted = result["verdict"] == "too_hard" and config.synthesis.hint_ratio > 0 and result["success_rate"] > 0
-    result |= {"hint_ratio": config.synthesis.hint_ratio if hinted else 0.0}
-    result |= {"usable": certificate.passed and (result["verdict"] == "ok" or hinted)}
+    hinted = result["verdict"] == "too_hard" and config.hint_ratio > 0 and result["success_rate"] > 0
+    result |= {"hint_ratio": config.hint_ratio if hinted else 0.0, "usable": result["verdict"] == "ok" or hinted}
     workdir.write_json(f"{folder}/calibration.json", result)
     return result
 
@@ -95,8 +84,8 @@ def synthesize_all(runtime: Runtime, only: str | None = None) -> dict[str, dict[
 
 def main(arguments: Arguments) -> None:
     """`trace-jax synthesize [--capability=C]`."""
-    with open_runtime(arguments) as runtime:
+    with open_runtime(arguments, "synthesize") as runtime:
         for capability, result in synthesize_all(runtime, arguments.capability).items():
-            outcome = "usable" if result["usable"] else "not usable"
-            reasons = "; ".join(result["reasons"])
-            print(f"{capability}: {outcome}, success {result['success_rate']:.3f} of the base{': ' if reasons else ''}{reasons}")
+            base = f", success {result['success_rate']:.3f} of the base" if "success_rate" in result else ""
+            reasons = "".join(f"; {reason}" for reason in result["reasons"])
+            print(f"{capability}: {'usable' if result['usable'] else 'not usable'}{base}{reasons}")
