@@ -218,6 +218,7 @@ def add_evaluation(workdir, n=400):
         "base": 0.31,
         "do_nothing": 0.01,
         "uniform": 0.44,
+        "constant": 0.47,
         "router": 0.58,
         "plain_gate": 0.52,
         "composed": 0.66,

@@ -254,16 +254,26 @@ def test_the_same_files_give_the_same_page(whole):
     assert report.render(report.WorkdirReader(workdir)) == page.source
 
 
+def printed(workdir, width):
+    console = Console(width=width, record=True, force_terminal=False)
+    console.print(report.summary_table(workdir))
+    return console.export_text()
+
+
 def test_the_terminal_table_lists_all_policies_with_their_difference_to_the_base(whole):
-    console = Console(width=120, record=True, force_terminal=False)
-    console.print(report.summary_table(whole[0]))
-    lines = console.export_text().splitlines()
+    said = printed(whole[0], 120)
+    lines = said.splitlines()
     names = [line.split()[0] for line in lines[2:-2]]
     adapters = [f"adapter:{name}" for name in CAPABILITIES]
-    assert names == ["base", *adapters, "uniform", "router", "plain_gate", "composed", "grpo_target", "do_nothing"]
-    composed = next(line for line in lines if line.startswith("composed"))
-    assert re.search(r"composed +\d\d\.\d % +\d\d\.\d to \d\d\.\d % +\+\d\d\.\d \[\+\d\d\.\d, \+\d\d\.\d\] +6,001", composed)
-    assert "7,441 rollouts, 297,660 sampled tokens, 8 min 16 s" in " ".join(lines[-2:]).replace("  ", " ").replace(" \n", " ")
+    assert names == ["base", *adapters, "uniform", "constant", "router", "plain_gate", "composed", "grpo_target", "do_nothing"]
+    assert re.search(r"\ncomposed +\d\d\.\d +\d\d\.\d to \d\d\.\d +\+\d\d\.\d \[\+\d\d\.\d, \+\d\d\.\d\] +6,001", said)
+    assert "7,441 rollouts, 297,660 sampled tokens, 8 min 16 s" in " ".join(said.split())
+
+
+def test_no_figure_of_the_terminal_table_is_cut_in_eighty_columns(whole):
+    narrow, wide = printed(whole[0], 80), printed(whole[0], 200)
+    assert "…" not in narrow and max(map(len, narrow.splitlines())) <= 80
+    assert set(re.findall(r"\d+\.\d", wide)) == set(re.findall(r"\d+\.\d", narrow))
 
 
 def test_a_difference_is_paired_over_shared_tasks():
