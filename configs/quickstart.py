@@ -10,7 +10,7 @@ from trace_jax.config import Config, EvaluationSection, RolloutSection, Synthesi
 def get_config() -> Config:
     return Config(
         name="quickstart",
-        rollout=RolloutSection(lanes=64, context=320, max_tokens=64),
+        rollout=RolloutSection(lanes=64, context=256, max_tokens=64),
         synthesis=SynthesisSection(calibration_seeds=40, calibration_rollouts=8),
         train=TrainSection(
             rank=8,
@@ -22,6 +22,8 @@ def get_config() -> Config:
             adam_b2=0.95,
             warmup_steps=4,
             stop_reward=0.97,
+            pack_length=256,
+            micro_rows=2,
         ),
         evaluation=EvaluationSection(tasks=400, temperature=0.7),
     )

@@ -73,7 +73,7 @@ def slot_weights(routing: Routing, logits: jax.Array | None) -> jax.Array:
     chosen = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=jnp.float32)
     if routing.mode != "top1":
         soft = jax.nn.softmax(logits, axis=-1)
-        chosen = soft if routing.mode == "soft" else chosen + soft - jax.lax.stop_gradient(soft)
+        chosen = soft if routing.mode == "soft" else chosen + (soft - jax.lax.stop_gradient(soft))
     return chosen if routing.gated is None else jnp.where(routing.gated[:, None, None], chosen, constant)
 
 

@@ -48,7 +48,7 @@ class ModelSection:
     """The base agent."""
 
     path: str = field(
-        "envs/desk/checkpoint", "Hugging Face folder of the base model; what ships with trace-jax is found by its relative path"
+        "trace_jax/quickstart/checkpoint", "Hugging Face folder of the base model; what ships with trace-jax is found by its relative path"
     )
     dtype: str = field("float32", "type of the frozen weights", ("float32", "bfloat16"))
 

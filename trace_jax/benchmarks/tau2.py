@@ -359,9 +359,7 @@ def _number_trials(trajectories: list[Trajectory], file: pathlib.Path) -> None:
         if t.trial < 0:
             t.trial = next(n for n in range(len(trajectories)) if (t.task_id, n) not in taken)
         if (t.task_id, t.trial) in taken:
-            raise InputError(
-                f"{file}: task {t.task_id!r} has two simulations with trial {t.trial}; give files of several runs one by one"
-            )
+            raise InputError(f"{file}: task {t.task_id!r} has two simulations with trial {t.trial}; give files of several runs one by one")
         taken.add((t.task_id, t.trial))
         t.id = f"{t.task_id}#{t.trial}"
 

@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+
+from rl.trajectory import Trajectory
+from trace_jax.config import Config
+from trace_jax.spent import add_seconds, stage_of, write_spent
+from trace_jax.workdir import Workdir
+
+
+def shard(count: int, sampled: int) -> list[Trajectory]:
+    mask = np.arange(10) >= 10 - sampled
+    arrays = {"tokens": np.zeros(10), "loss_mask": mask, "logprobs": -1.0 * mask, "turns": np.zeros(10), "versions": np.zeros(10)}
+    return [Trajectory(id=f"t{i}", environment="desk", task_id=f"t{i}", reward=0.0, **arrays) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    "folder, split, stage",
+    [
+        ("base", "train", "rollouts"),
+        ("base", "heldout", "evaluate"),
+        ("adapter-x", "train", "evaluate"),  # `trace-jax rollout`, no part of the run
+        ("base", "calibration-x", "synthesize"),
+        ("adapter-x", "training", "train"),
+        ("adapter-x", "gate-x", "compose"),
+        ("base", "selection-x", "compose"),
+        ("gate", "training", "compose"),
+        ("constant-0.25", "gate-x", "compose"),
+        ("grpo_target", "training", "baseline"),
+        ("grpo_target", "heldout", "evaluate"),  # the curve is no cost of training
+    ],
+)
+def test_every_folder_of_rollouts_belongs_to_a_stage(folder, split, stage):
+    assert stage_of(folder, split) == stage
+
+
+def test_rollouts_count_once_and_seconds_add_up_over_processes(tmp_path):
+    with Workdir.open(tmp_path, Config()) as workdir:
+        assert write_spent(workdir) == {"stages": {}, "total": {"seconds": 0, "rollouts": 0, "sampled_tokens": 0}}
+        workdir.write_shard("base", "train", 0, shard(3, 4))
+        workdir.write_shard("adapter:x", "training", 0, shard(2, 5))
+        workdir.write_shard("adapter:x", "training", 1, shard(2, 5))
+        workdir.write_shard("adapter:x", "training", 1, shard(2, 5))  # an interrupted batch that was rolled out again
+        for seconds in (1.5, 2.0):
+            add_seconds(workdir, "train", seconds)
+        spent = write_spent(workdir)
+        assert spent == workdir.read_json("spent.json")
+        assert spent["stages"]["rollouts"] == {"seconds": 0.0, "rollouts": 3, "sampled_tokens": 12}
+        assert spent["stages"]["train"] == {"seconds": 3.5, "rollouts": 4, "sampled_tokens": 20}
+        assert spent["total"] == {"seconds": 3.5, "rollouts": 7, "sampled_tokens": 32}
