@@ -45,4 +45,12 @@ def test_pass_hat_is_the_chance_that_k_drawn_trials_all_succeed():
 
 
 def test_a_line_holds_name_rate_interval_and_count():
-    assert rate_line("base", {"rate": 0.25, "interval": [0.1, 0.4], "n": 8}).split() == ["base", "0.250", "[0.100,", "0.400]", "n", "=", "8"]
+    assert rate_line("base", {"rate": 0.25, "interval": [0.1, 0.4], "n": 8}).split() == [
+        "base",
+        "0.250",
+        "[0.100,",
+        "0.400]",
+        "n",
+        "=",
+        "8",
+    ]

@@ -1,6 +1,5 @@
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +16,8 @@ def test_every_text_comes_back(text):
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
 
 
-@pytest.mark.parametrize("piece", [*pieces(), *SPECIAL, *TAGS])
-def test_every_piece_is_one_token(piece):
-    assert len(TOKENIZER.encode(piece, add_special_tokens=False).ids) == 1
+def test_every_piece_is_one_token():
+    assert not [piece for piece in [*pieces(), *SPECIAL, *TAGS] if len(TOKENIZER.encode(piece, add_special_tokens=False).ids) != 1]
 
 
 def test_an_order_id_is_the_same_token_wherever_it_stands():
