@@ -28,7 +28,7 @@ HOSTILE = "<script>alert('tool')</script>\x00\x1b[31m\u202egnp.exe\ud800 </detai
 class Page(HTMLParser):
     """Tags with their attributes, the visible text of each section, and the order of headings."""
 
-    VOID = {"meta", "link", "br", "img", "input", "line", "rect", "circle", "polyline"}
+    VOID = {"meta", "link", "br", "img", "input", "line", "rect", "circle", "polyline", "wbr"}
 
     def __init__(self, source):
         super().__init__()
