@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from envs.builtin import load_builtin
-from model import Config, Qwen3, save_pretrained
+from model import AdapterBank, Config, Qwen3, init_bank, save_peft, save_pretrained
 from model.qwen3 import parameter_specs
 from rl.chat import Chat
 from trace_jax.cli import Arguments
@@ -127,3 +127,16 @@ def retain(runtime: Runtime, *capabilities: str) -> None:
     """A selection of step 1."""
     entries = [{"skill": capability, "passes_consistency": True, "status": "PENDING"} for capability in capabilities]
     runtime.workdir.write_json("diagnosis/selected_capabilities.json", entries)
+
+
+def store_adapters(runtime: Runtime, *capabilities: str) -> None:
+    """Random adapters that do something, in certified environments, as steps 1 to 3 leave them."""
+    retain(runtime, *capabilities)
+    for number, capability in enumerate(capabilities):
+        store_environment(runtime, capability)
+        train = runtime.config.train
+        bank = init_bank(runtime.model.config, 1, train.rank, train.alpha, jax.random.key(number))
+        keys = jax.random.split(jax.random.key(100 + number), len(bank.b))
+        b = {name: 0.1 * jax.random.normal(key, x.shape) for key, (name, x) in zip(keys, bank.b.items(), strict=True)}
+        save_peft(AdapterBank(bank.a, b, bank.scale), runtime.model.config, runtime.workdir.path(f"adapters/{capability}/hf"))
+        runtime.workdir.write_json(f"adapters/{capability}/summary.json", {"capability": capability})
