@@ -78,7 +78,7 @@ class JaxEngine:
         steps: int = 16,
         patience: float = 0.25,
         rows: int = 8,
-        chunk: int = 32,
+        chunk: int = 16,
         lengths: Sequence[int] = (),
     ):
         if lanes < 1 or context < 2 or steps < 1:
