@@ -1,0 +1,62 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from model import Routing, load_peft, load_pretrained
+from tests.trace_jax import tiny
+from trace_jax import export
+from trace_jax.errors import InputError
+from trace_jax.train import load_adapter
+
+ONE = "tool_calling_precision"
+
+
+def run(runtime, what, out):
+    export.main(tiny.arguments(runtime, "export", what=what, out=str(out)))
+
+
+def test_an_adapter_is_a_peft_folder(runtime, tmp_path, capsys):
+    tiny.store_adapters(runtime, ONE)
+    run(runtime, f"adapter:{ONE}", tmp_path / "out")
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}\n"
+    exported, stored = load_peft(tmp_path / "out", runtime.model.config), load_adapter(runtime, ONE)
+    for name in stored.b:
+        np.testing.assert_array_equal(exported.b[name], stored.b[name])
+
+
+def test_a_merged_model_is_a_checkpoint_with_its_tokenizer(runtime, tmp_path):
+    tiny.store_adapters(runtime, ONE)
+    run(runtime, f"merged:{ONE}", tmp_path / "out")
+    tokens = jnp.arange(20)[None]
+    adapted = runtime.model(tokens, adapters=load_adapter(runtime, ONE), routing=Routing(weights=jnp.array([[0.0, 1.0]])))
+    np.testing.assert_allclose(load_pretrained(tmp_path / "out")(tokens), adapted, atol=1e-4)
+    assert not np.allclose(runtime.model(tokens), adapted, atol=1e-2)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == runtime.chat.tokenizer.chat_template
+
+
+def test_bad_input_leaves_nothing_behind(runtime, tmp_path):
+    tiny.store_adapters(runtime, ONE)
+    for what in ("composed", "adapter:", "router"):
+        with pytest.raises(InputError, match=f"--what={what}: give adapter:CAPABILITY or merged:CAPABILITY"):
+            run(runtime, what, tmp_path / "out")
+    with pytest.raises(InputError, match="adapter 'typo' is not trained"):
+        run(runtime, "adapter:typo", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    (tmp_path / "file").write_text("")
+    for name in ("full", "file"):
+        with pytest.raises(InputError, match=f"--out=.*{name}: exists already"):
+            run(runtime, f"adapter:{ONE}", tmp_path / name)
+    with pytest.raises(InputError, match="--out=.*Not a directory; give a folder that can be written"):
+        run(runtime, f"adapter:{ONE}", tmp_path / "file" / "below")
+
+
+def test_a_damaged_adapter_is_named_with_what_to_do(runtime, tmp_path):
+    tiny.store_adapters(runtime, ONE)
+    runtime.workdir.path(f"adapters/{ONE}/hf/adapter_model.safetensors").write_bytes(b"short")
+    with pytest.raises(
+        InputError, match=rf"adapter_model\.safetensors.*; remove .*summary\.json and run trace-jax train --capability={ONE}"
+    ):
+        run(runtime, f"adapter:{ONE}", tmp_path / "out")
