@@ -1,0 +1,70 @@
+"""The network against transformers in float32, for every setting that a dense Qwen3 configuration has."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from model import init_cache, load_pretrained
+from tests.model import tiny
+
+
+@pytest.fixture(scope="module", params=tiny.VARIATIONS)
+def pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    net = tiny.checkpoint(folder, **tiny.VARIATIONS[request.param])
+    return net, load_pretrained(folder)
+
+
+def close(ours, reference):
+    np.testing.assert_allclose(ours, reference, rtol=0, atol=2e-4 * max(1.0, np.abs(reference).max()))
+    log = (np.asarray(jax.nn.log_softmax(jnp.asarray(x))) for x in (ours, reference))
+    np.testing.assert_allclose(*log, rtol=0, atol=1e-4)
+
+
+def test_logits(pair):
+    net, model = pair
+    x = tiny.tokens(2, 24)
+    close(jax.jit(model.__call__)(jnp.asarray(x)), tiny.torch_logits(net, x))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows(pair, side):
+    net, model = pair
+    x, real = tiny.tokens(3, 20), np.ones((3, 20), np.int64)
+    for row, count in enumerate((0, 5, 11)):
+        real[row, :count] = 0
+    if side == "right":
+        real = real[:, ::-1].copy()
+    positions = np.maximum(np.cumsum(real, 1) - 1, 0)
+    reference = tiny.torch_logits(net, x, attention_mask=real, position_ids=positions)
+    explicit = tiny.logits(model, jnp.asarray(x), jnp.asarray(positions), jnp.asarray(real))
+    by_default = tiny.logits(model, jnp.asarray(x), segment_ids=jnp.asarray(real))
+    for ours in (explicit, by_default):
+        close(np.asarray(ours)[real == 1], reference[real == 1])
+
+
+def test_greedy_decoding_with_a_cache_gives_the_same_64_tokens(pair):
+    net, model = pair
+    prompt, steps = tiny.tokens(2, 7), 64
+    with torch.no_grad():
+        reference = net.generate(torch.tensor(prompt), max_new_tokens=steps, do_sample=False, pad_token_id=0).numpy()[:, 7:]
+    graphdef, state = nnx.split(model)
+
+    @jax.jit
+    def generate(state, prompt):
+        model = nnx.merge(graphdef, state)
+        start = jnp.broadcast_to(jnp.arange(7), (2, 7))
+        out = model.forward(prompt, start, cache=init_cache(model.config, 2, 7 + steps))
+
+        def step(carry, position):
+            token, cache = carry
+            out = model.forward(token[:, None], jnp.full((2, 1), position), cache=cache)
+            return (jnp.argmax(model.unembed(out.hidden[:, 0]), -1), out.cache), token
+
+        first = jnp.argmax(model.unembed(out.hidden[:, -1]), -1)
+        return jax.lax.scan(step, (first, out.cache), jnp.arange(7, 7 + steps))[1].T
+
+    np.testing.assert_array_equal(generate(state, jnp.asarray(prompt)), reference)
