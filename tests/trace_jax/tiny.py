@@ -36,7 +36,7 @@ def write_checkpoint(folder: pathlib.Path) -> pathlib.Path:
 
     ids = [f"{letter}{digit}" for letter in "ABC" for digit in range(10)]
     said = [CALL.format(name, order) for name in ("check_order", "return_order", "cancel_order") for order in ids]
-    said += ["all done."] * (2 * len(said))  # two turns of three end the episode
+    said += ["all done."] * (len(said) // 2)  # a third of the episodes runs out of turns, so that the rewards of a group differ
     follows: dict[int, dict[int, int]] = {}
     for text in said:
         turn = [*encode("<|im_start|>assistant\n"), *encode(text), chat.end]

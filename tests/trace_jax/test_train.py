@@ -1,0 +1,145 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rl.learner import LearnerConfig
+from rl.loss import LossConfig
+from rl.trajectory import Trajectory
+from tests.trace_jax import tiny
+from trace_jax import train
+from trace_jax.config import Config, TrainSection
+from trace_jax.errors import InputError
+from trace_jax.train import initial_adapter, learner_config, load_adapter, loss_config, train_adapter, update
+
+ONE = "precondition_verification"
+
+
+@pytest.fixture
+def ready(runtime):
+    """Steps 1 and 2 are done, for one capability."""
+    tiny.retain(runtime, ONE)
+    tiny.store_environment(runtime, ONE)
+    return runtime
+
+
+def adapter_bytes(runtime) -> bytes:
+    return runtime.workdir.read_bytes(f"adapters/{ONE}/hf/adapter_model.safetensors")
+
+
+def figures(runtime) -> list[dict]:
+    """Metrics without what depends on the clock or on the process."""
+    rows = runtime.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith("seconds") and k != "compiles"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, checkpoint):
+    with tiny.open_tiny(tmp_path_factory.mktemp("undisturbed"), checkpoint) as runtime:
+        tiny.retain(runtime, ONE)
+        tiny.store_environment(runtime, ONE)
+        train_adapter(runtime, ONE)
+        yield runtime
+
+
+def test_every_field_of_the_config_reaches_the_learner_and_the_loss():
+    section = TrainSection(
+        adam_b1=0.1, adam_b2=0.2, weight_decay=0.3, max_grad_norm=0.4, micro_rows=5, clip_low=0.11, clip_high=0.12, dual_clip=1.3,
+        importance_cap=1.4, outlier_low=0.15, outlier_high=16.0, ratio="sequence", kl=0.17,
+    )  # fmt: skip
+    config = dataclasses.replace(Config(), train=section)
+    assert learner_config(config, 0.5, 6, 7) == LearnerConfig(
+        learning_rate=0.5, warmup_steps=6, total_steps=7, beta1=0.1, beta2=0.2, weight_decay=0.3, max_grad_norm=0.4, temperature=1.0,
+        micro_rows=5,
+    )  # fmt: skip
+    assert loss_config(section) == LossConfig(
+        clip_low=0.11, clip_high=0.12, dual_clip=1.3, weight_cap=1.4, drop_below=0.15, drop_above=16.0, ratio="sequence", kl=0.17
+    )
+
+
+def test_a_fresh_adapter_does_nothing_and_depends_on_name_and_seed_alone(runtime):
+    one, other = initial_adapter(runtime, "a"), initial_adapter(runtime, "b")
+    assert not any(np.any(x) for x in one.b.values())
+    assert not np.array_equal(one.a["q"], other.a["q"])
+    np.testing.assert_array_equal(one.a["q"], initial_adapter(runtime, "a").a["q"])
+    runtime.config = dataclasses.replace(runtime.config, seed=1)
+    assert not np.array_equal(one.a["q"], initial_adapter(runtime, "a").a["q"])
+
+
+def test_training_leaves_adapter_metrics_and_summary(undisturbed):
+    workdir, config = undisturbed.workdir, undisturbed.config.train
+    summary = workdir.read_json(f"adapters/{ONE}/summary.json")
+    assert summary["capability"] == ONE and summary["iterations"] == 2 and summary["rollouts"] == 16
+    assert summary["before"]["n"] == summary["after"]["n"] == config.selection_seeds
+    rows = workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1]
+    assert all(0 <= row["reward"] <= 1 for row in rows) and any(row["trajectories_kept"] for row in rows)
+    bank = load_adapter(undisturbed, ONE)
+    assert bank.rank == config.rank and any(np.any(x) for x in bank.b.values())
+    assert workdir.list(f"adapters/{ONE}/checkpoints") and workdir.list(f"events/adapters/{ONE}")
+    assert {t.split for t in workdir.read_shards(f"adapter:{ONE}", "training")} == {"training"}
+    with pytest.raises(InputError, match="adapter 'other' is not trained .* run trace-jax train --capability=other"):
+        load_adapter(undisturbed, "other")
+
+
+def test_the_engine_samples_under_the_version_that_is_trained(undisturbed):
+    batches = [list(undisturbed.workdir.read_shards(f"adapter:{ONE}", "training", [i])) for i in range(2)]
+    kept = [row["trajectories_kept"] for row in undisturbed.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")]
+    assert {t.policy["version"] for t in batches[0]} == {0}
+    assert {t.policy["version"] for t in batches[1]} == {int(kept[0] > 0)}  # a batch without contrast is no update
+
+
+@pytest.mark.parametrize("where", ["group_advantages", "save_peft"])
+def test_an_interrupted_training_ends_with_the_same_adapter(undisturbed, ready, monkeypatch, where):
+    calls, original = [], getattr(train, where)
+
+    def interrupted(*args, **options):
+        calls.append(where)
+        if len(calls) == (2 if where == "group_advantages" else 1):  # the second batch is stored and not learnt from
+            raise KeyboardInterrupt
+        return original(*args, **options)
+
+    monkeypatch.setattr(train, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_adapter(ready, ONE)
+    assert not ready.workdir.exists(f"adapters/{ONE}/summary.json")
+    train.make_learner.cache_clear()
+    train_adapter(ready, ONE)
+    assert adapter_bytes(ready) == adapter_bytes(undisturbed)
+    assert figures(ready) == figures(undisturbed)
+    assert ready.workdir.read_json(f"adapters/{ONE}/summary.json") == undisturbed.workdir.read_json(f"adapters/{ONE}/summary.json")
+
+
+def test_a_trained_adapter_is_left_alone(undisturbed, monkeypatch):
+    monkeypatch.setattr(train, "run_grpo", lambda *_, **__: pytest.fail("trained again"))
+    train_adapter(undisturbed, ONE)
+
+
+def test_training_stops_when_the_mean_of_three_iterations_is_high_enough():
+    assert not train._saturated([1.0, 1.0], 0.9)
+    assert train._saturated([0.0, 1.0, 0.8, 0.9], 0.9) and not train._saturated([1.0, 1.0, 0.8, 0.8], 0.9)
+    assert not train._saturated([1.0] * 9, None)
+
+
+def test_a_stopped_training_trains_no_further_when_it_goes_on(tmp_path, checkpoint, monkeypatch):
+    with tiny.open_tiny(tmp_path, checkpoint, train__stop_reward="0.01", train__iterations="5") as runtime:
+        tiny.store_environment(runtime, ONE)
+        monkeypatch.setattr(train, "_STOP_WINDOW", 1)
+        for _ in range(2):
+            train_adapter(runtime, ONE)
+            iterations = len(runtime.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl"))
+            assert iterations == len(runtime.workdir.shards(f"adapter:{ONE}", "training")) < 5
+            runtime.workdir.path(f"adapters/{ONE}/summary.json").unlink()
+        assert runtime.progress._shares["train"] == 0  # no stage ran: units are counted inside one only
+
+
+def test_groups_of_one_reward_change_nothing_and_are_counted():
+    arrays = {"tokens": [1, 2], "loss_mask": [0, 1], "logprobs": [0.0, -1.0], "turns": [0, 0], "versions": [0, 0]}
+    alike = [Trajectory(id=f"t{i}", environment="e", task_id="t", group="g", reward=0.5, **arrays) for i in range(4)]
+    state, metrics = update(None, "state", alike, TrainSection())
+    assert state == "state" and metrics["constant_share"] == 1.0 and metrics["reward"] == 0.5
+
+
+def test_the_command_names_what_may_be_trained(ready):
+    with pytest.raises(InputError, match=f"--capability=typo: no usable environment; there are: {ONE}"):
+        train.main(tiny.arguments(ready, "train", capability="typo"))
