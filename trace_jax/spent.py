@@ -21,7 +21,8 @@ def stage_of(folder: str, split: str) -> str:
         return "synthesize"
     if folder == "grpo_target":
         return "baseline"
-    return "train" if split == "training" and folder.startswith("adapter-") else "compose"
+    own = split.startswith("own-") or (split == "training" and folder.startswith("adapter-"))
+    return "train" if own else "compose"
 
 
 def add_seconds(workdir: Workdir, stage: str, seconds: float) -> None:

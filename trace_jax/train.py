@@ -188,11 +188,12 @@ def train_adapter(runtime: Runtime, capability: str) -> None:
         lambda state: Policy(name=name, version=int(state.step), adapters=state.params),
     )
     save_peft(state.params, runtime.model.config, workdir.path(f"{folder}/hf"))
-    split = f"selection-{capability}"
+    split = f"own-{capability}"
     checks = runtime.tasks(package, split, SELECTION, train.selection_seeds, 1)
     policy = Policy(name=name, version=int(state.step), adapters=state.params)
-    before = runtime.roll_out(BASE, "base", split, 0, checks, config.evaluation.temperature)
-    after = runtime.roll_out(policy, name, split, 0, checks, config.evaluation.temperature)
+    # at the temperature that it was calibrated and trained at
+    before = runtime.roll_out(BASE, "base", split, 0, checks)
+    after = runtime.roll_out(policy, name, split, 0, checks)
     rows = workdir.read_jsonl(f"{folder}/metrics.jsonl")
     workdir.write_json(
         f"{folder}/summary.json",
