@@ -1,7 +1,7 @@
 """The tokenizer of the quickstart's base agent: whole words of the desk's world as pieces, and single bytes for everything else.
 
 A byte-level BPE without merges: the pre-tokenizer cuts the text at the listed pieces, `ignore_merges` takes each of them whole, and any
-other text falls apart into its bytes, so that every string is encodable and decoding gives it back. A model of 0.3 M parameters learns to
+other text falls apart into its bytes, so that every string is encodable and decoding gives it back. A model of 0.4 M parameters learns to
 look an order up when its id is the same one token everywhere and stands right behind the item, which is why words carry their space behind
 them.
 """
