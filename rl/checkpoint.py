@@ -9,6 +9,9 @@ marker on an object store, so a run that dies while it saves leaves the previous
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import shutil
 from typing import Any
 
 import jax
@@ -17,6 +20,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 _COMMITTED = "_CHECKPOINT_METADATA"
+_OVERHEAD = 1 << 20  # bytes of a checkpoint beside its arrays: some forty small files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Checkpoints:
         A step that is saved already is left as it is.
 
         Raises:
-          Exception of an earlier save that failed in the background (a full disk, say).
+          OSError: no room for it on the disk.
+          Exception of an earlier save that failed in the background.
         """
         if step % self.every and not force:
             return False
@@ -65,8 +70,15 @@ class Checkpoints:
             if step in self.steps():
                 return False
             self._manager.delete(step)  # left incomplete by a run that died
-        items = {"state": ocp.args.StandardSave(_without_keys(state)), "record": ocp.args.JsonSave(record)}
+        leaves = _without_keys(state)
+        self._check_room(sum(x.nbytes for x in leaves.values()) + _OVERHEAD)
+        items = {"state": ocp.args.StandardSave(leaves), "record": ocp.args.JsonSave(record)}
         return self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+    def _check_room(self, size: int) -> None:
+        """A disk that fills up during the save would fail half a dozen threads, each with a traceback; so room is asked for first."""
+        if "://" not in str(self.path) and shutil.disk_usage(self.path).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def wait(self) -> None:
         """Until all that was saved is on disk."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 
 from trace_jax.workdir import Workdir
@@ -23,25 +24,32 @@ class Metrics:
     """
 
     def __init__(self, workdir: Workdir, folder: str, step: int = 0):
-        from tensorboardX import SummaryWriter  # protobuf: only where figures are written
+        # protobuf: only where figures are written; not SummaryWriter, whose thread dies of a full disk long after this block
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         self._workdir, self._name = workdir, f"{folder}/metrics.jsonl"
         records = read_metrics(workdir, folder)
         kept = [record for record in records if record["step"] < step]
         if len(kept) < len(records):
             workdir.write_bytes(self._name, "".join(json.dumps(record) + "\n" for record in kept).encode())
-        events = workdir.path(f"events/{folder}/x").parent
         # the names of event files are unique to the second only
-        self._writer = SummaryWriter(str(events), purge_step=step or None, filename_suffix=f".{os.getpid()}.{step}")
+        self._writer = EventsWriter(str(workdir.path(f"events/{folder}/events")), f".{os.getpid()}.{step}")
+        self._event = Event
+        if step:  # TensorBoard drops what it has of this step and later ones
+            self._writer.write_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Writes the figures of one step; one that is not finite is null in the JSON line."""
         numbers = {name: float(value) for name, value in values.items()}
         line = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self._workdir.append_jsonl(self._name, {"step": step, **line})
+        event = self._event(wall_time=time.time(), step=step)
         for name, value in line.items():
             if value is not None:
-                self._writer.add_scalar(name, value, step)
+                event.summary.value.add(tag=name, simple_value=value)
+        self._writer.write_event(event)
+        self._writer.flush()
 
     def __enter__(self) -> Metrics:
         return self

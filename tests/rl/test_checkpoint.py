@@ -1,5 +1,6 @@
 import dataclasses
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -87,3 +88,13 @@ def test_a_checkpoint_of_other_settings_is_named(tmp_path, other):
         checkpoints.restore(other)
     with pytest.raises(CheckpointError, match=r"no complete checkpoint of step 5, found \[1\]"):
         checkpoints.restore(state(), step=5)
+
+
+def test_a_disk_without_room_is_found_before_anything_is_written(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, state(), {})
+    checkpoints.wait()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1 << 20))
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoints.save(2, state(), {})
+    assert checkpoints.steps() == [1]

@@ -2,11 +2,14 @@ import errno
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
 
 from rl.trajectory import Trajectory
 from trace_jax import workdir as workdirs
@@ -192,3 +195,26 @@ def test_metrics_that_go_on_from_a_checkpoint_hold_each_step_once(workdir):
     assert lines[0]["loss"] is None
     assert json.loads((workdir.root / "adapters/precision/metrics.jsonl").read_text().splitlines()[0])
     assert len(workdir.list("events/adapters/precision")) == 2
+
+
+def test_events_are_what_tensorboard_reads(workdir):
+    """Records of length, masked CRC and bytes; a later file begins with the step from which earlier files are void."""
+    with Metrics(workdir, "gate") as metrics:
+        metrics.log(0, {"reward": 0.5, "loss": float("inf")})
+    with Metrics(workdir, "gate", step=1) as metrics:
+        metrics.log(1, {"reward": 0.75})
+    files = [[Event.FromString(record) for record in records(workdir.read_bytes(name))] for name in workdir.list("events/gate")]
+    (_, first), (_, again, second) = sorted(files, key=len)
+    assert [(v.tag, v.simple_value) for v in first.summary.value] == [("reward", 0.5)] and first.step == 0
+    assert again.step == 1 and again.session_log.status == SessionLog.START
+    assert [(v.tag, v.simple_value) for v in second.summary.value] == [("reward", 0.75)] and second.step == 1
+
+
+def records(data: bytes) -> list[bytes]:
+    found = []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        assert struct.unpack("<I", data[8:12]) == (masked_crc32c(data[:8]),)
+        found.append(data[12 : 12 + length])
+        data = data[16 + length :]
+    return found
