@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 
 # before the first import of jax
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -15,3 +16,6 @@ import hypothesis  # noqa: E402
 # the machine may be busy: an example that takes long is no failure; the same examples every time
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that; the tests of Ctrl-C need it as it is in the foreground.
+signal.signal(signal.SIGINT, signal.default_int_handler)
