@@ -21,6 +21,8 @@ def shard(count: int, sampled: int) -> list[Trajectory]:
         ("adapter-x", "train", "evaluate"),  # `trace-jax rollout`, no part of the run
         ("base", "calibration-x", "synthesize"),
         ("adapter-x", "training", "train"),
+        ("adapter-x", "own-x", "train"),
+        ("base", "own-x", "train"),
         ("adapter-x", "gate-x", "compose"),
         ("base", "selection-x", "compose"),
         ("gate", "training", "compose"),
