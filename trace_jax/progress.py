@@ -18,6 +18,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 PRINT_EVERY = 10.0  # seconds between two plain lines
+_PACE = 0.005  # share of the run that must be done before its pace says anything: the first steps compile
 STALL = 300.0  # seconds without progress after which all stacks are written
 
 
@@ -99,9 +100,9 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At this run's own pace; None as long as it has done nothing."""
+        """At this run's own pace; None as long as it has done too little to have one."""
         own = sum((self._shares[name] - self._earlier[name]) * weight for name, weight in self._weights.items())
-        if own <= 0:
+        if own < _PACE * sum(self._weights.values()):
             return None
         rest = (1.0 - self.fraction) * sum(self._weights.values())
         return rest * (self._clock() - self._start) / own
