@@ -5,7 +5,8 @@ MIXES = {
     0.08: [[]],
     0.42: [["lookup"], ["multi"], ["precondition"], ["precision"]],
     # Returns twice as often: a check that was skipped fails only where the order may not be returned.
-    0.38: [["lookup", "multi"], ["lookup", "precision"], ["multi", "precision"], *2 * [["lookup", "precondition"], ["multi", "precondition"]]],
+    0.38: [["lookup", "multi"], ["lookup", "precision"], ["multi", "precision"]]
+    + 2 * [["lookup", "precondition"], ["multi", "precondition"]],
     0.12: [["lookup", "multi", "precondition"], ["lookup", "multi", "precision"], ["multi", "precondition", "precision"]],
 }
 
