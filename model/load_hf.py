@@ -1,116 +1,106 @@
-"""Hugging Face folders in: config.json with model.safetensors or a sharded index.
+"""Hugging Face folders in: config.json with model.safetensors or a sharded index, on a disk or in a bucket.
 
-Tensors are read one at a time into the stacked layout, so the peak is the result plus one tensor. Whatever is missing, surplus or wrongly
-shaped is named before anything is placed on a device.
+Every name and shape is checked before anything is read. Then each parameter is put together on the devices, layer by layer, each host
+reading only what its devices hold: beside the result, memory holds one layer's share of one parameter.
 """
 
 from __future__ import annotations
 
-import json
+import functools
+import logging
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections import Counter
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from safetensors import SafetensorError, safe_open
 
+from model.causal_lm import CausalLM
 from model.config import Config, read_config
-from model.qwen3 import Qwen3, parameter_specs
+from model.errors import CheckpointError
+from model.huggingface_names import HEAD, Source, find_layout, huggingface_sources
+from model.parameters import parameter_specs
+from model.placement import place, place_stacked
 from model.sharding import partition
+from model.tensor_files import Index, TensorFiles, open_tensors
 
-
-class CheckpointError(ValueError):
-    """Files that are not the checkpoint that they should be; the message names the file and the tensors."""
-
-
-TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
-LAYER = {
-    **{name: f"self_attn.{name}_proj.weight" for name in "qkvo"},
-    **{f"{name}_bias": f"self_attn.{name}_proj.bias" for name in "qkvo"},
-    **{name: f"self_attn.{name}.weight" for name in ("q_norm", "k_norm")},
-    **{name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
-    "input_norm": "input_layernorm.weight",
-    "post_norm": "post_attention_layernorm.weight",
+_LOG = logging.getLogger(__name__)
+# what a checkpoint may hold beside the decoder of text, by the name that it is reported under
+_LEFT_OUT = {
+    "of the vision tower": re.compile(r"(model\.)?visual\..*"),
+    "of multi-token prediction": re.compile(r"mtp\..*"),
+    "of rotary constants": re.compile(r".*\.rotary_emb\.inv_freq"),
 }
-_TRANSPOSED = {"q", "k", "v", "o", "gate", "up", "down", "head"}  # Hugging Face keeps linear weights [out, in], we [in, out]
+_TIED_HEAD = "of a head that is the embedding"
+FLOAT32 = ("A_log", "dt_bias")  # the decay is computed in float32 from them, whatever the rest is; published so too
+_TOGETHER = 16  # experts read side by side
 
 
-def huggingface_tensors(config: Config) -> dict[str, tuple[str, int | None, bool, tuple[int, ...]]]:
-    """{Hugging Face name: (our name, layer or None, whether transposed, the shape in the file)} of every tensor of a checkpoint."""
-    table = {}
-    for name, spec in parameter_specs(config).items():
-        short = name.removeprefix("layers.")
-        turned = short in _TRANSPOSED
-        if name == short:
-            table[TOP[name]] = (name, None, turned, spec.shape[::-1] if turned else spec.shape)
-            continue
-        shape = spec.shape[:0:-1] if turned else spec.shape[1:]
-        for i in range(spec.shape[0]):
-            table[f"model.layers.{i}.{LAYER[short]}"] = (name, i, turned, shape)
-    return table
+def load_pretrained(path: str | Path, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> CausalLM:
+    """The causal language model of a Hugging Face folder, local or `gs://`, laid out over `mesh` if one is given.
 
-
-def load_pretrained(path: str | Path, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> Qwen3:
-    """The causal language model of a Hugging Face folder, laid out over `mesh` if one is given.
-
-    Raises `ConfigError` for settings that are not honoured and `CheckpointError` for files that do not fit the configuration.
+    Parameters are cast to `dtype`, the router too (its product is summed in float32 all the same), except A_log and dt_bias of gated delta
+    layers, which stay float32. Tensors of a vision tower and of multi-token prediction are left out and counted in a warning of this
+    module's logger. Raises `ConfigError` for settings that are not honoured and `CheckpointError`, before reading any tensor, for those
+    that are missing, surplus or of another shape than config.json says.
     """
-    folder = Path(path)
-    config = read_config(folder)
-    specs, table = parameter_specs(config), huggingface_tensors(config)
-    with ExitStack() as stack:
-        files = _open(folder, stack)
-        # a tied checkpoint may still carry the head; rotary buffers are constants that old checkpoints stored
-        surplus = {n for n in files.keys() - table.keys() if not re.search(r"rotary_emb\.inv_freq$", n)}
-        surplus -= {TOP["head"]} if config.tie_word_embeddings else set()
-        problems = [f"missing {name}" for name in table if name not in files] + [f"surplus {name}" for name in sorted(surplus)]
-        for name, (_, _, _, shape) in table.items():
-            if name in files and (got := tuple(files[name].get_slice(name).get_shape())) != shape:
-                problems.append(f"{name} has shape {got}, config.json implies {shape}")
-        if problems:
-            shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-            raise CheckpointError(f"{folder}: the weights do not fit config.json: {shown}")
+    config = read_config(path)
+    with open_tensors(path) as files:
+        sources = huggingface_sources(config, *find_layout(set(files.names())))
+        left_out = check_tensors(files, config, sources)
+        if left_out:
+            counts = ", ".join(f"{count} {what}" for what, count in left_out.items())
+            _LOG.warning("%s: left out tensors that the decoder of text does not use: %s", path, counts)
 
-        sources: dict[str, list[str]] = {}
-        for name, (ours, _, _, _) in table.items():
-            sources.setdefault(ours, []).append(name)
+        def load(name: str) -> jax.Array:
+            spec = parameter_specs(config)[name]
+            sharding = None if mesh is None else partition(spec.shape, spec.axes, mesh)
+            reads = [functools.partial(read_source, files, source) for source in sources[name]]
+            kept = jnp.float32 if name.endswith(FLOAT32) else dtype
+            return place(spec.shape, kept, sharding, *reads) if spec.part is None else place_stacked(spec.shape, kept, sharding, reads)
 
-        def read(ours: str) -> jax.Array:
-            result = np.empty(specs[ours].shape, dtype)
-            for name in sources[ours]:
-                _, layer, turned, _ = table[name]
-                tensor = files[name].get_tensor(name)
-                result[... if layer is None else layer] = tensor.T if turned else tensor
-            return jax.device_put(result, None if mesh is None else partition(specs[ours].shape, specs[ours].axes, mesh))
-
-        return Qwen3(config, parameters={ours: read(ours) for ours in specs})
+        return CausalLM(config, parameters={name: load(name) for name in sources}, mesh=mesh)
 
 
-def _open(folder: Path, stack: ExitStack) -> dict[str, safe_open]:
-    """{tensor name: the open file that holds it}."""
-    found = {}
-    for path in _shards(folder):
-        try:
-            file = stack.enter_context(safe_open(path, framework="np"))
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} does not exist") from None
-        except SafetensorError as error:
-            raise CheckpointError(f"{path} is not a whole safetensors file ({error}); download it again") from None
-        found |= {name: file for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
-    return found
+def check_tensors(files: TensorFiles, config: Config, sources: dict[str, list[Source]]) -> Counter[str]:
+    """What is left out of `files`, counted by kind. `CheckpointError` unless the rest is what `sources` name."""
+    shapes = {tensor: source.shape for layers in sources.values() for source in layers for tensor in source.tensors}
+    names, left_out, surplus = set(files.names()), Counter(), []
+    for name in sorted(names - shapes.keys()):
+        kinds = [kind for kind, pattern in _LEFT_OUT.items() if pattern.fullmatch(name)]
+        if config.tie_word_embeddings and name == HEAD:
+            kinds = [_TIED_HEAD]
+        left_out.update(kinds)
+        surplus += [] if kinds else [f"surplus {name}"]
+    problems = [f"missing {name}" for name in shapes if name not in names] + surplus
+    for name in shapes.keys() & names:
+        if files.shape(name) != shapes[name]:
+            problems.append(f"{name} has shape {files.shape(name)}, config.json implies {shapes[name]}")
+        elif not jnp.issubdtype(files.dtype(name), jnp.floating) or files.dtype(name).itemsize < 2:
+            problems.append(f"{name} is {files.dtype(name)}, quantized weights are not supported")
+    if problems:
+        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+        raise CheckpointError(f"{files.folder}: the weights do not fit config.json: {shown}")
+    return left_out
 
 
-def _shards(folder: Path) -> Iterator[Path]:
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        yield folder / "model.safetensors"
-        return
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (json.JSONDecodeError, KeyError) as error:
-        raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from None
-    yield from (folder / name for name in names)
+def read_source(files: TensorFiles, source: Source, index: Index) -> np.ndarray:
+    """The elements `index`, one slice an axis of ours, of one layer of a parameter."""
+    if source.turned:
+        index = (*index[:-2], index[-1], index[-2])
+    if source.start:
+        rows = index[-2]
+        index = (*index[:-2], slice(rows.start + source.start, rows.stop + source.start), index[-1])
+    if source.per_expert:
+        tensors = source.tensors[index[0]]
+        read = np.empty((len(tensors), *(part.stop - part.start for part in index[1:])), files.dtype(tensors[0]))
+        for first in range(0, len(tensors), _TOGETHER):
+            some = tensors[first : first + _TOGETHER]
+            read[first : first + len(some)] = files.read_all([(tensor, index[1:]) for tensor in some])
+    elif len(source.shape) > len(index):  # a depthwise convolution has an axis of one between channels and taps
+        read = files.read(source.tensors[0], (index[0], slice(0, 1), index[1]))[:, 0]
+    else:
+        read = files.read(source.tensors[0], index)
+    return read.swapaxes(-1, -2) if source.turned else read

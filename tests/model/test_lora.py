@@ -1,4 +1,4 @@
-"""Adapters against PEFT, and the bank's own bookkeeping."""
+"""Gradients of adapters against PEFT, and the bank's own bookkeeping. Its files are in test_peft_files.py."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import peft
 import pytest
 import torch
 
-from model import count_adapter_parameters, init_bank, load_peft, load_pretrained, save_peft, slice_bank, stack_banks
+from model import count_adapter_parameters, init_bank, load_peft, load_pretrained, slice_bank, stack_banks
 from tests.model import tiny
 
 MODULES = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
@@ -51,56 +51,6 @@ def test_gradients_equal_those_of_peft(loaded, tmp_path):
         half, layer, module = parts[-3][-1], int(parts[4]), parts[6].removesuffix("_proj")
         got = np.asarray(grads["AB".index(half)][module][layer, 0]).T
         assert np.linalg.norm(got - expected) <= 1e-3 * np.linalg.norm(expected), name
-
-
-@pytest.mark.parametrize("settings", [{}, {"target_modules": ["q_proj", "down_proj"]}, {"use_rslora": True}, {"layers_to_transform": [1]}])
-def test_an_adapter_made_by_peft_gives_its_logits(loaded, tmp_path, settings):
-    net, model = loaded
-    wrapped, x = peft_model(net, **settings), tiny.tokens(2, 15)
-    wrapped.save_pretrained(tmp_path / "adapter")
-    reference = tiny.torch_logits(wrapped, x)
-    ours = tiny.logits(model, jnp.asarray(x), adapters=load_peft(tmp_path / "adapter", model.config))
-    np.testing.assert_allclose(ours, reference, atol=2e-4 * np.abs(reference).max())
-    assert np.abs(reference - np.asarray(tiny.logits(model, jnp.asarray(x)))).max() > 0.05
-
-
-def test_an_exported_adapter_gives_our_logits_in_peft(loaded, tmp_path):
-    net, model = loaded
-    bank, x = slice_bank(tiny.bank(model.config, adapters=2), 1), tiny.tokens(2, 15)
-    save_peft(bank, model.config, tmp_path / "adapter")
-    wrapped = peft.PeftModel.from_pretrained(net, tmp_path / "adapter")
-    ours = np.asarray(tiny.logits(model, jnp.asarray(x), adapters=bank))
-    np.testing.assert_allclose(tiny.torch_logits(wrapped, x), ours, atol=2e-4 * np.abs(ours).max())
-    again = load_peft(tmp_path / "adapter", model.config)
-    jax.tree.map(np.testing.assert_array_equal, again, bank)
-    with pytest.raises(ValueError, match="slice_bank"):
-        save_peft(tiny.bank(model.config, adapters=2), model.config, tmp_path / "two")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"target_modules": ["q_proj", "embed_tokens"]}, "unknown base_model.model.model.embed_tokens"),
-        ({"use_dora": True}, "use_dora=True"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern="),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save="),
-    ],
-)
-def test_what_the_bank_cannot_hold_is_an_error(loaded, tmp_path, settings, message):
-    net, model = loaded
-    peft_model(net, **settings).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match=message):
-        load_peft(tmp_path / "adapter", model.config)
-
-
-def test_an_adapter_of_another_model_is_an_error(loaded, tmp_path):
-    _, model = loaded
-    narrow = tiny.model(hidden_size=32, num_hidden_layers=4).config
-    save_peft(tiny.bank(narrow), narrow, tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"has shape \(4, 32\), the model and rank 4 imply \(4, 48\)"):
-        load_peft(tmp_path / "adapter", model.config)
-    with pytest.raises(ValueError, match="adapter_config.json does not exist"):
-        load_peft(tmp_path, model.config)
 
 
 def test_stacked_banks_of_different_rank_come_apart_again():
