@@ -168,17 +168,29 @@ def test_eight_devices_hold_their_slices(tmp_path, fused):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_merged_model_gives_the_adapters_logits(tmp_path, kind):
+def test_merging_adds_the_scaled_product_of_the_factors(kind):
     config = tiny.CONFIGS[kind]
-    model, bank, x = tiny.model(config=config), tiny.bank(config, adapters=2), tiny.tokens(2, 9)
-    expected = tiny.logits(model, jnp.asarray(x), adapters=slice_bank(bank, 1))
-    save_pretrained(merge(model, bank, 2), tmp_path)
-    got = tiny.torch_logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), x)
-    np.testing.assert_allclose(got, expected, atol=2e-4 * float(jnp.abs(expected).max()))
-    assert np.abs(got - np.asarray(tiny.logits(model, jnp.asarray(x)))).max() > 0.05
+    model, bank = tiny.model(config=config), tiny.bank(config, adapters=2)
+    got, base = merge(model, bank, 2).parameters(), model.parameters()
+    for name, weight in base.items():
+        expected, short = np.asarray(weight, np.float64), name.removeprefix("layers.")
+        if short in bank.a:
+            a, b = (np.asarray(half[short][:, 1], np.float64) for half in bank.factors)
+            expected = expected + 2.0 * a @ b
+            assert np.abs(a @ b).max() > 0.1
+        np.testing.assert_allclose(got[name], expected, atol=1e-5, err_msg=name)
     assert_same(merge(model, bank, 0), model)
     with pytest.raises(IndexError, match="slot 3 of a bank of 2"):
         merge(model, bank, 3)
+
+
+def test_a_merged_model_gives_the_adapters_logits_in_transformers(tmp_path):
+    config = tiny.CONFIGS["qwen3_moe"]
+    model, bank, x = tiny.model(config=config), tiny.bank(config, adapters=2), tiny.tokens(2, 9)
+    save_pretrained(merge(model, bank, 2), tmp_path)
+    got = tiny.torch_logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), x)
+    expected = tiny.logits(model, jnp.asarray(x), adapters=slice_bank(bank, 1))
+    np.testing.assert_allclose(got, expected, atol=2e-4 * float(jnp.abs(expected).max()))
 
 
 def test_missing_surplus_and_wrongly_shaped_tensors_are_named(tmp_path):
