@@ -22,7 +22,6 @@ from model.grouped import Plan, plan, products
 from model.sharding import mesh_axes
 
 Arrays = dict[str, jax.Array]
-Axes = tuple[str, ...]  # of the mesh
 Implementation = Literal["auto", "ragged", "padded", "gmm"]
 NAMES = ("expert_gate", "expert_up", "expert_down")
 
@@ -131,14 +130,15 @@ def expert_ffn(
     operands = {"x": x, "experts": experts, "weights": weights, "w": {name: w[name] for name in NAMES}, "a": a, "b": b}
     if a:
         operands["ranks"] = ranks
-    groups, width = w["expert_gate"].shape[0], w["expert_gate"].shape[2]
     if mesh is None:
         return _local_ffn(operands, jax.default_backend(), implementation)
+    return _sharded_ffn(operands, mesh, implementation)
 
-    def axes(size: int, meaning: str) -> Axes:
-        return mesh_axes((size,), (meaning,), mesh)[0]
 
-    batch, expert, tensor = axes(x.shape[0], "batch"), axes(groups, "experts"), axes(width, "mlp")
+def _sharded_ffn(operands: dict, mesh: Mesh, implementation: Implementation) -> jax.Array:
+    x, w = operands["x"], operands["w"]
+    groups, _, width = w["expert_gate"].shape
+    batch, expert, tensor = (mesh_axes((n,), (axis,), mesh)[0] for n, axis in ((x.shape[0], "batch"), (groups, "experts"), (width, "mlp")))
     tokens, e, f = PartitionSpec(batch or None), expert or None, tensor or None
     columns, lines = PartitionSpec(e, None, f), PartitionSpec(e, f, None)  # of gate and up, and of down
     spec = {
@@ -146,47 +146,31 @@ def expert_ffn(
         "experts": tokens,
         "weights": tokens,
         "w": {"expert_gate": columns, "expert_up": columns, "expert_down": lines},
-        "a": {name: PartitionSpec(None, e, f if name == "expert_down" else None, None) for name in a},
-        "b": {name: PartitionSpec(None, e, None, None if name == "expert_down" else f) for name in b},
-        "ranks": tokens if a and ranks.shape[0] == x.shape[0] else PartitionSpec(),
+        "a": {name: PartitionSpec(None, e, f if name == "expert_down" else None, None) for name in operands["a"]},
+        "b": {name: PartitionSpec(None, e, None, None if name == "expert_down" else f) for name in operands["b"]},
     }
-    body = functools.partial(
-        _sharded_ffn, batch=batch, expert=expert, tensor=tensor, platform=mesh.devices.flat[0].platform, implementation=implementation
-    )
+    if "ranks" in operands:
+        spec["ranks"] = tokens if operands["ranks"].shape[0] == x.shape[0] else PartitionSpec()
+    exchange = bool(expert) and expert[0] in batch  # devices with other experts have other tokens too
+
+    def body(own: dict) -> jax.Array:
+        if exchange:
+            own |= {name: lax.all_gather(own[name], expert, axis=0, tiled=True) for name in own if spec[name] is tokens}
+        if expert:
+            own["experts"] -= lax.axis_index(expert) * own["w"]["expert_gate"].shape[0]
+        y = _local_ffn(own, mesh.devices.flat[0].platform, implementation)
+        if exchange:
+            y = lax.psum_scatter(y, expert, scatter_dimension=0, tiled=True)
+        elif expert:
+            y = _sum(y, expert)
+        return _sum(y, tensor) if tensor else y
+
     # check_vma off: the TPU's kernels do not declare over which axes their results vary
-    shard = jax.shard_map(body, mesh=mesh, in_specs=({name: spec[name] for name in operands},), out_specs=tokens, check_vma=False)
-    return shard(operands)
-
-
-def _sharded_ffn(
-    operands: dict,
-    *,
-    batch: tuple[str, ...],
-    expert: tuple[str, ...],
-    tensor: tuple[str, ...],
-    platform: str,
-    implementation: Implementation,
-) -> jax.Array:
-    """What one device does: x[B / batch, T, D] -> the same. Experts and widths are the device's own."""
-    exchange = expert and expert[0] in batch
-    if exchange:
-        share = functools.partial(lax.all_gather, axis_name=expert, axis=0, tiled=True)
-        operands |= {name: share(operands[name]) for name in ("x", "experts", "weights")}
-        if "ranks" in operands and operands["ranks"].shape[0] > 1:
-            operands["ranks"] = share(operands["ranks"])
-    if expert:
-        own = operands["w"]["expert_gate"].shape[0]
-        operands["experts"] -= lax.axis_index(expert) * own
-    y = _local_ffn(operands, platform, implementation)
-    if exchange:
-        y = lax.psum_scatter(y, expert, scatter_dimension=0, tiled=True)
-    elif expert:
-        y = _sum(y, expert)
-    return _sum(y, tensor) if tensor else y
+    return jax.shard_map(body, mesh=mesh, in_specs=(spec,), out_specs=tokens, check_vma=False)(operands)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _sum(x: jax.Array, axis: Axes) -> jax.Array:
+def _sum(x: jax.Array, axis: tuple[str, ...]) -> jax.Array:
     """psum of a result that the devices of `axis` share. Their cotangents are equal, so the sum of those needs no messages."""
     return lax.psum(x, axis)
 
