@@ -252,8 +252,11 @@ def _triton(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | N
     length, width = q.shape[1], q.shape[-1]
     k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
     q, k, v, segment_ids = _padded(128, q, k, v, segment_ids)
-    forward, backward = (128, 64) if width <= 64 else (128, 32) if width <= 128 else (64, 32)  # tiles in the shared memory of an A100
-    sizes = BlockSizes(forward, min(forward, 64), *(backward,) * 4)
+    row = (
+        width * q.dtype.itemsize
+    )  # the largest tiles that compile within the shared memory of an A100 and the registers of a multiprocessor
+    tile_q, tile_k, backward = (128, 64, 64) if row <= 256 else (128, 64, 32) if row <= 512 else (64, 32, 16)
+    sizes = BlockSizes(tile_q, tile_k, *(backward,) * 4)
     return mha(q, k, v, segment_ids, width**-0.5, causal=True, block_sizes=sizes, interpret=interpret)[:, :length]
 
 

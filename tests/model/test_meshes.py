@@ -1,0 +1,66 @@
+"""The same model on every mesh: eight virtual devices give the logits and the adapter gradients of one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.model import tiny
+
+# in a process of its own, since the number of devices is set before JAX starts
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from model import CausalLM, Routing, load_pretrained, save_pretrained
+from model.lora import bank_axes
+from model.sharding import partition
+from tests.model import tiny
+
+kind, folder = sys.argv[1:]
+change = {"num_attention_heads": 8, "remat": True} | ({"num_experts": 8} if "moe" in kind else {})
+plain = tiny.model(config=tiny.CONFIGS[kind], **change)
+save_pretrained(plain, folder)
+x = jnp.asarray(tiny.tokens(8, 12))
+segments = jnp.asarray(np.repeat([[1] * 5 + [2] * 6 + [0]], 8, 0))
+bank, gate = tiny.bank(plain.config, adapters=3), tiny.gate(4, plain.config)
+
+
+def run(net, bank):
+    graphdef, state = nnx.split(net)
+
+    def loss(factors, state):
+        logits = nnx.merge(graphdef, state)(x, None, segments, bank.replace_factors(factors), Routing(gate=gate))
+        return jnp.mean(jnp.where(segments[..., None] > 0, logits, 0) ** 2), logits
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(bank.factors, state)
+
+
+(_, logits), gradients = run(plain, bank)
+for names in ({"data": 1}, {"fsdp": 8}, {"data": 2, "fsdp": 2, "expert": 2}, {"fsdp": 4, "tensor": 2}):
+    size = int(np.prod(list(names.values())))
+    mesh = Mesh(np.array(jax.devices()[:size]).reshape(tuple(names.values())), tuple(names))
+    net = load_pretrained(folder, mesh)
+    if size > 1:
+        split = {n for n, w in net.parameters().items() if any(w.sharding.spec)}
+        assert {"embed", "layers.q", "layers.o"} <= split, split
+        assert ("layers.expert_up" in split) == ("moe" in kind), split
+    placed = [
+        {n: jax.device_put(y, partition(y.shape, axes[n], mesh)) for n, y in half.items()}
+        for half, axes in zip(bank.factors, bank_axes(plain.config), strict=True)
+    ]
+    (_, got), found = run(net, bank.replace_factors(tuple(placed)))
+    np.testing.assert_allclose(got, logits, atol=2e-5 * float(jnp.abs(logits).max()))
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradients))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * scale), found, gradients)
+print(len(jax.devices()), "devices agree")
+"""
+
+
+@pytest.mark.parametrize("kind", tiny.CONFIGS)
+def test_eight_devices_give_the_same_logits_and_gradients(kind, tmp_path):
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PJRT_NPROC": "16", "PYTHONPATH": "."}
+    run = subprocess.run([sys.executable, "-c", PROGRAM, kind, str(tmp_path)], env=env, capture_output=True, text=True, timeout=280)
+    assert "8 devices agree" in run.stdout, run.stderr[-3000:]
