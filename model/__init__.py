@@ -1,24 +1,28 @@
 """The Qwen backbone in Flax NNX: pure functions and modules that know nothing of reinforcement learning."""
 
-from model.cache import KVCache, init_cache
-from model.config import PROJECTIONS, Config, ConfigError, parse_config, read_config
-from model.export_hf import load_gate, load_peft, merge, save_gate, save_peft, save_pretrained
+from model.cache import Cache, init_cache
+from model.causal_lm import CausalLM, Output
+from model.config import Config, parse_config, read_config
+from model.errors import CheckpointError, ConfigError
+from model.export_hf import load_gate, merge, save_gate, save_pretrained
 from model.gate import Gate, Routing, count_gate_parameters, init_gate
-from model.load_hf import CheckpointError, load_pretrained
+from model.load_hf import load_pretrained
 from model.logprobs import token_logprobs
 from model.lora import AdapterBank, count_adapter_parameters, init_bank, slice_bank, stack_banks
-from model.qwen3 import Output, Qwen3, count_parameters
+from model.parameters import count_parameters
+from model.peft_files import load_peft, save_peft
+from model.rotary import Rope
 
 __all__ = [
-    "PROJECTIONS",
     "AdapterBank",
+    "Cache",
+    "CausalLM",
     "CheckpointError",
     "Config",
     "ConfigError",
     "Gate",
-    "KVCache",
     "Output",
-    "Qwen3",
+    "Rope",
     "Routing",
     "count_adapter_parameters",
     "count_gate_parameters",

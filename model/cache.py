@@ -1,39 +1,101 @@
-"""Keys and values of the tokens seen so far, one row a lane, written at each token's own position.
+"""What a layer remembers of the tokens seen so far, one row a lane: keys and values, or a gated delta layer's state.
 
-Rows are ragged: a call may bring few or no tokens for a row. An entry is visible to queries at or after its position, so a lane is
-refilled by starting again at position 0; nothing needs clearing, provided that a row's tokens come at consecutive positions.
+Rows are ragged: a call may bring few or no tokens for a row. A row's tokens come at consecutive positions. Keys and values stand at their
+token's position and are visible to queries at or after it; a recurrent state stands where the row stands. A lane is refilled by starting
+again at position 0; nothing needs clearing.
+
+One array a layer and the heads outside, since a CPU copies a slice of a stacked array, or a transposed one, before every product: twice
+the time of a decoding step.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from model.config import Config
+from model.gated_delta import DeltaState
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class KVCache:
-    """k, v: [L, B, T, K, Dh]."""
+class KeyValues(NamedTuple):
+    """Keys and values [B, K, T, Dh] of one attention layer."""
 
     k: jax.Array
     v: jax.Array
 
 
-def init_cache(config: Config, batch: int, length: int, dtype: jnp.dtype = jnp.float32) -> KVCache:
-    """An empty cache of `batch` lanes of `length` tokens."""
-    shape = (config.num_hidden_layers, batch, length, config.num_key_value_heads, config.head_dim)
-    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """One entry a layer."""
+
+    layers: tuple[KeyValues | DeltaState, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens that a lane can hold."""
+        return next(entry for entry in self.layers if isinstance(entry, KeyValues)).k.shape[2]
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a lane can only go on from where it stands, since a recurrent state cannot be cut back."""
+        return any(isinstance(entry, DeltaState) for entry in self.layers)
+
+    def head(self, length: int) -> Cache:
+        """The first `length` tokens of every lane."""
+        return self._map(lambda x: x[:, :, :length], lambda x: x)
+
+    def with_head(self, head: Cache) -> Cache:
+        """This cache with its first tokens, and its states, taken from `head`."""
+        return self._map(lambda x, y: x.at[:, :, : y.shape[2]].set(y), lambda x, y: y, head)
+
+    def take(self, lanes: jax.Array, length: int) -> Cache:
+        """The first `length` tokens of lanes[G]."""
+        return self._map(lambda x: x[lanes, :, :length], lambda x: x[lanes])
+
+    def put(self, lanes: jax.Array, positions: jax.Array, rows: Cache) -> Cache:
+        """This cache with the entries at positions[G, C] of `rows` written to lanes[G], and their states.
+
+        A lane, or a position, beyond the end is dropped.
+        """
+        inside = jnp.minimum(positions, rows.length - 1)
+        where = lanes[:, None], slice(None), positions
+
+        def entries(x, y):
+            picked = jnp.take_along_axis(y, inside[:, None, :, None], axis=2)
+            return x.at[where].set(jnp.swapaxes(picked, 1, 2), mode="drop")
+
+        return self._map(entries, lambda x, y: x.at[lanes].set(y, mode="drop"), rows)
+
+    def copy(self, source: jax.Array, target: jax.Array) -> Cache:
+        """This cache with lanes source[G] copied to target[G], all read before any is written; a target beyond the end is dropped."""
+        return jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), self)
+
+    def _map(self, entries, state, *others: Cache) -> Cache:
+        """`entries` over keys and values, `state` over the recurrent states."""
+        pairs = zip(self.layers, *(other.layers for other in others), strict=True)
+        return Cache(tuple(jax.tree.map(entries if isinstance(layer[0], KeyValues) else state, *layer) for layer in pairs))
 
 
-def write(cache: KVCache, layer: jax.Array | int, slots: jax.Array, k: jax.Array, v: jax.Array) -> KVCache:
-    """Scatters k, v [B, t, K, Dh] of one layer to the positions slots[B, t]; a slot beyond the cache is dropped."""
-    rows = jnp.arange(slots.shape[0])[:, None]
-    where = (layer, rows, slots)
-    return KVCache(
-        cache.k.at[where].set(k.astype(cache.k.dtype), mode="drop"),
-        cache.v.at[where].set(v.astype(cache.v.dtype), mode="drop"),
-    )
+def init_cache(config: Config, batch: int, length: int, dtype: jnp.dtype = jnp.float32) -> Cache:
+    """An empty cache of `batch` lanes of `length` tokens. Recurrent states are float32."""
+    heads, width, value = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+    channels = 2 * config.linear_num_key_heads * width + heads * value
+
+    def layer(mixer: str) -> KeyValues | DeltaState:
+        if mixer == "full_attention":
+            shape = (batch, config.num_key_value_heads, length, config.head_dim)
+            return KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        conv = jnp.zeros((batch, config.linear_conv_kernel_dim - 1, channels), dtype)
+        return DeltaState(conv, jnp.zeros((batch, heads, width, value), jnp.float32))
+
+    return Cache(tuple(layer(kind.mixer) for kind in config.kinds()))
+
+
+def write(entries: jax.Array, places: jax.Array, new: jax.Array) -> jax.Array:
+    """Scatters new[B, t, K, Dh] to the positions places[B, t] of entries[B, K, T, Dh]; a place beyond T is dropped."""
+    rows = jnp.arange(places.shape[0])[:, None]
+    return entries.at[rows, :, places].set(new.astype(entries.dtype), mode="drop")

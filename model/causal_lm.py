@@ -63,8 +63,8 @@ class Output:
 class CausalLM(nnx.Module):
     """A causal language model: `CausalLM(config, nnx.Rngs(seed))` draws its weights, `load_pretrained` reads them from a folder.
 
-    `parameters`, if given, are taken as they are instead of drawn; named and shaped as `parameter_specs(config)` says. `mesh` lays out drawn
-    parameters and steers the sharding of activations.
+    `parameters`, if given, are taken as they are instead of drawn; named and shaped as `parameter_specs(config)` says. `mesh` lays out
+    drawn parameters and steers the sharding of activations.
     """
 
     def __init__(

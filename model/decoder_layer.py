@@ -75,8 +75,10 @@ class Weights(NamedTuple):
 def decoder_layer(
     context: Context, kind: Kind, x: jax.Array, layer: Weights, entry: KeyValues | DeltaState | None
 ) -> tuple[jax.Array, KeyValues | DeltaState | None, dict[str, jax.Array]]:
-    """x[B, T, D] -> x[B, T, D], the cache entry with this call's tokens if one was given, and what else the layer can tell: inputs [B, T, D],
-    with a gate its gate_logits [B, T, S] and slots int8 [B, T], of a sparse layer the experts int32 [B, T, k]."""
+    """x[B, T, D] -> x[B, T, D], the cache entry with this call's tokens if one was given, and what else the layer can tell.
+
+    That is its inputs [B, T, D], with a gate the gate_logits [B, T, S] and slots int8 [B, T], of a sparse layer the experts int32 [B, T, k].
+    """
     routing, (w, a, b, gate, replay) = context.routing, layer
     x = context.constrain(x, None)
     h = inputs = context.norm(x, w["input_norm"])

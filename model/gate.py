@@ -1,6 +1,6 @@
 """Which slot a token takes: constant weights per row, or a linear gate per layer on the normalised layer input.
 
-One decision per token and layer governs all seven projections of the layer. The gate reads its input behind a stop-gradient, so that
+One decision per token and layer governs all projections of the layer. The gate reads its input behind a stop-gradient, so that
 training the gate never bends the network towards being easy to route.
 """
 

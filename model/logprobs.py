@@ -9,11 +9,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from model.qwen3 import Qwen3
+from model.causal_lm import CausalLM
 
 
 def token_logprobs(
-    model: Qwen3, hidden: jax.Array, targets: jax.Array, temperature: jax.Array | float = 1.0, chunk: int = 512
+    model: CausalLM, hidden: jax.Array, targets: jax.Array, temperature: jax.Array | float = 1.0, chunk: int = 512
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of each target and entropy of its distribution under softmax(logits / temperature), both float32 [B, T].
 

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from model.config import PROJECTIONS, Config
+from model.config import Config
 from model.matmul import dense
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdapterBank:
-    """a: {projection: [L, K, in, R]}, b: {projection: [L, K, R, out]}, scale[K] = alpha / rank, which no gradient reaches.
+    """a: {projection: [n, K, in, R]}, b: {projection: [n, K, R, out]}, scale[K] = alpha / rank, which no gradient reaches.
+
+    n counts the layers that have the projection; those of experts are [n, K, E, in, R] and [n, K, E, R, out].
 
     A step trains the factors: `jax.grad(lambda factors: loss(bank.replace_factors(factors)))(bank.factors)`.
     """
@@ -47,10 +49,11 @@ class AdapterBank:
 
 def init_bank(config: Config, k: int, rank: int, alpha: float, rng: jax.Array, dtype: jnp.dtype = jnp.float32) -> AdapterBank:
     """K adapters that do nothing yet: A normal with variance 1 / in, B zero."""
-    layers, a, b = config.num_hidden_layers, {}, {}
-    for key, (name, (width, out)) in zip(jax.random.split(rng, len(PROJECTIONS)), config.widths().items(), strict=True):
-        a[name] = jax.random.normal(key, (layers, k, width, rank), dtype) * width**-0.5
-        b[name] = jnp.zeros((layers, k, rank, out), dtype)
+    projections, a, b = config.projections(), {}, {}
+    for key, (name, p) in zip(jax.random.split(rng, len(projections)), projections.items(), strict=True):
+        lead = (config.count(p.part), k, *([p.experts] if p.experts else []))
+        a[name] = jax.random.normal(key, (*lead, p.width, rank), dtype) * p.width**-0.5
+        b[name] = jnp.zeros((*lead, rank, p.out), dtype)
     return AdapterBank(a, b, jnp.full((k,), alpha / rank, jnp.float32))
 
 
@@ -59,14 +62,14 @@ def stack_banks(banks: Sequence[AdapterBank]) -> AdapterBank:
     rank = max(bank.rank for bank in banks)
 
     def pad(x: jax.Array, axis: int) -> jax.Array:
-        return jnp.pad(x, [(0, rank - x.shape[axis] if i == axis else 0) for i in range(4)])
+        return jnp.pad(x, [(0, rank - x.shape[axis] if i == x.ndim + axis else 0) for i in range(x.ndim)])
 
     names = banks[0].a
     if any(bank.a.keys() != names.keys() for bank in banks):
         raise ValueError(f"banks adapt different projections: {[sorted(bank.a) for bank in banks]}")
     return AdapterBank(
-        {name: jnp.concatenate([pad(bank.a[name], 3) for bank in banks], axis=1) for name in names},
-        {name: jnp.concatenate([pad(bank.b[name], 2) for bank in banks], axis=1) for name in names},
+        {name: jnp.concatenate([pad(bank.a[name], -1) for bank in banks], axis=1) for name in names},
+        {name: jnp.concatenate([pad(bank.b[name], -2) for bank in banks], axis=1) for name in names},
         jnp.concatenate([bank.scale for bank in banks]),
     )
 
@@ -91,6 +94,15 @@ def delta(x: jax.Array, a: jax.Array, b: jax.Array, mask: jax.Array) -> jax.Arra
     return dense(inner * mask.astype(inner.dtype), b.reshape(k * rank, -1))
 
 
+def bank_axes(config: Config) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[str | None, ...]]]:
+    """What the axes of a bank's factors mean, see `model.sharding`; ranks and slots stay whole."""
+    a, b = {}, {}
+    for name, p in config.projections().items():
+        lead = ("layers", None, *(["experts"] if p.experts else []))
+        a[name], b[name] = (*lead, p.axes[0], None), (*lead, None, p.axes[1])
+    return a, b
+
+
 def count_adapter_parameters(config: Config, rank: int) -> int:
     """Parameters of one adapter on all projections, without making any."""
-    return config.num_hidden_layers * rank * sum(width + out for width, out in config.widths().values())
+    return rank * sum(config.count(p.part) * (p.experts or 1) * (p.width + p.out) for p in config.projections().values())

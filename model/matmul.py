@@ -7,6 +7,8 @@ every accelerator does anyway and which lets a CPU use its bfloat16 units.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -16,24 +18,24 @@ def _product(x: jax.Array, w: jax.Array, contract: tuple[int, int]) -> jax.Array
     return jax.lax.dot_general(x, w, dims, preferred_element_type=jnp.float32)
 
 
-@jax.custom_vjp
-def dense(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x[..., in] @ w[in, out] -> [..., out] in the dtype of `x`.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def dense(x: jax.Array, w: jax.Array, wide: bool = False) -> jax.Array:
+    """x[..., in] @ w[in, out] -> [..., out] in the dtype of `x`, or if `wide` the float32 sums as they are.
 
     The gradient of a frozen `w` costs nothing: nobody asks for it, and dead code goes when the step is compiled.
     """
-    return _dense(x, w)[0]
+    return _dense(x, w, wide)[0]
 
 
-def _dense(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _dense(x: jax.Array, w: jax.Array, wide: bool) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     flat = x.reshape(-1, x.shape[-1])
-    y = _product(flat, w.astype(x.dtype), (1, 0)).astype(x.dtype)
-    return y.reshape(*x.shape[:-1], w.shape[1]), (x, w)
+    y = _product(flat, w.astype(x.dtype), (1, 0))
+    return (y if wide else y.astype(x.dtype)).reshape(*x.shape[:-1], w.shape[1]), (x, w)
 
 
-def _dense_bwd(residual: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _dense_bwd(wide: bool, residual: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = residual
-    dy = jax.lax.optimization_barrier(dy.reshape(-1, dy.shape[-1]))
+    dy = jax.lax.optimization_barrier(dy.astype(x.dtype).reshape(-1, dy.shape[-1]))
     flat = x.reshape(-1, x.shape[-1])
     dx = _product(dy, w.astype(dy.dtype), (1, 1)).astype(x.dtype).reshape(x.shape)
     return dx, _product(flat, dy, (0, 0)).astype(w.dtype)

@@ -33,7 +33,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from model import AdapterBank, Gate, Qwen3, Routing, init_gate, slice_bank
+from model import AdapterBank, CausalLM, Gate, Routing, init_gate, slice_bank
 from rl.packing import Batch, pack
 from rl.trajectory import Trajectory
 
@@ -127,7 +127,7 @@ class GateWarmStart:
 
     def __init__(
         self,
-        model: Qwen3,
+        model: CausalLM,
         bank: AdapterBank,
         *,
         lengths: Sequence[int],
@@ -235,7 +235,7 @@ def routing_metrics(gate: Gate, data: GateData, inputs: np.ndarray) -> dict[str,
 def _measure(graph: nnx.GraphDef, temperature: float, chunk: int, frozen: nnx.State, adapter: AdapterBank, batch: Batch):
     """KL(adapter || base) [N, T] and the normalised layer inputs [N, T, L, D] under base and adapter; logits exist a chunk at a time."""
     model = nnx.merge(graph, frozen)
-    base, own = (model.forward(batch.tokens, batch.positions, batch.segment_ids, bank, collect_inputs=True) for bank in (None, adapter))
+    base, own = (model.forward(batch.tokens, batch.positions, batch.segment_ids, bank, collect=("inputs",)) for bank in (None, adapter))
     length = batch.tokens.shape[1]
     pieces = []
     for start in range(0, length, chunk):
@@ -247,7 +247,7 @@ def _measure(graph: nnx.GraphDef, temperature: float, chunk: int, frozen: nnx.St
 
 def _routed_inputs(graph: nnx.GraphDef, frozen: nnx.State, bank: AdapterBank, gate: Gate, batch: Batch) -> jax.Array:
     model = nnx.merge(graph, frozen)
-    out = model.forward(batch.tokens, batch.positions, batch.segment_ids, bank, Routing(gate=gate, mode="top1"), collect_inputs=True)
+    out = model.forward(batch.tokens, batch.positions, batch.segment_ids, bank, Routing(gate=gate, mode="top1"), collect=("inputs",))
     return out.inputs
 
 

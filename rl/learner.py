@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from model import AdapterBank, Gate, Qwen3, Routing, token_logprobs
+from model import AdapterBank, CausalLM, Gate, Routing, token_logprobs
 from rl.loss import LossConfig, Metrics, mean_metrics, policy_loss
 from rl.packing import Batch
 
@@ -104,7 +104,7 @@ class Learner:
       compiles: how often each of its functions was traced; a number that grows during a run means that shapes vary.
     """
 
-    def __init__(self, model: Qwen3, config: LearnerConfig, loss: LossConfig | None = None, *, bank: AdapterBank | None = None):
+    def __init__(self, model: CausalLM, config: LearnerConfig, loss: LossConfig | None = None, *, bank: AdapterBank | None = None):
         self.config, self.loss, self.bank = config, loss or LossConfig(), bank
         self.compiles: Counter[str] = Counter()
         self._graph, self._frozen = nnx.split(model)

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from model import Qwen3
+from model import CausalLM
 from rl.trajectory import Trajectory
 
 
@@ -85,7 +85,7 @@ def prompt_of(trajectory: Trajectory) -> np.ndarray:
     return trajectory.tokens[: int(trajectory.loss_mask.argmax())]
 
 
-def prompt_features(model: Qwen3, prompts: Sequence[np.ndarray], *, rows: int = 32, multiple: int = 64) -> np.ndarray:
+def prompt_features(model: CausalLM, prompts: Sequence[np.ndarray], *, rows: int = 32, multiple: int = 64) -> np.ndarray:
     """[n, D]: the base's last hidden state at the last token of each prompt, computed `rows` at a time at one padded length."""
     length = -(-max(map(len, prompts)) // multiple) * multiple
     padded = -(-len(prompts) // rows) * rows

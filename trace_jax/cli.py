@@ -55,6 +55,10 @@ class Arguments:
     capability: str | None = None
     what: str | None = None
     out: str | None = None
+    model: str | None = None
+    adapter: str | None = None
+    input: str | None = None
+    output: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,12 @@ COMMANDS = {
         module="trace_jax.evaluate",
         help="success with intervals of policies on the held-out split, side by side",
         flags=("workdir!", "policy!"),
+    ),
+    "score": Command(
+        module="trace_jax.score",
+        help="log-probs of given tokens under a model, with or without an adapter",
+        flags=("model!", "adapter", "input!", "output!"),
+        config=False,
     ),
     "export": Command(module="trace_jax.export", help="Hugging Face format", flags=("workdir!", "what!", "out!"), lock=False),
     "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
@@ -205,6 +215,14 @@ def define_flags(command: Command) -> flags.FlagValues:
         flags.DEFINE_enum("split", None, ["train", "heldout"], "which tasks of the target", flag_values=values)
     if "capability" in names:
         flags.DEFINE_string("capability", None, "this one only; left out, all that were retained", flag_values=values)
+    if "model" in names:
+        flags.DEFINE_string("model", None, "a Hugging Face model folder, local or gs://", flag_values=values)
+    if "adapter" in names:
+        flags.DEFINE_string("adapter", None, "a PEFT adapter folder; left out, the model alone", flag_values=values)
+    if "input" in names:
+        flags.DEFINE_string("input", None, 'file of lines {"tokens": [...]}', flag_values=values)
+    if "output" in names:
+        flags.DEFINE_string("output", None, 'file to write, lines {"logprobs": [null, ...]}', flag_values=values)
     if "what" in names:
         flags.DEFINE_string("what", None, "adapter:CAPABILITY or merged:CAPABILITY", flag_values=values)
     if "out" in names:

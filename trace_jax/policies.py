@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from envs import EnvironmentFault
-from model import AdapterBank, Gate, Qwen3, Routing, load_gate, stack_banks
+from model import AdapterBank, CausalLM, Gate, Routing, load_gate, stack_banks
 from rl import task_router
 from rl.engines.protocol import Policy
 from rl.packing import pack
@@ -99,7 +99,7 @@ def trained_mixture(runtime: Runtime) -> Mixture | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _slot_function(model: Qwen3):
+def _slot_function(model: CausalLM):
     graph, _ = nnx.split(model)
 
     @jax.jit

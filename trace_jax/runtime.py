@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from envs import Pool
 from envs.builtin import LIBRARY, load_builtin
 from envs.package import Package, PackageError, load_package
-from model import CheckpointError, ConfigError, Qwen3, load_pretrained
+from model import CausalLM, CheckpointError, ConfigError, load_pretrained
 from rl.chat import Chat
 from rl.engines.jax import JaxEngine
 from rl.engines.protocol import Policy
@@ -89,7 +89,7 @@ class Runtime:
         return Pool(workers=self.config.rollout.workers)
 
     @functools.cached_property
-    def model(self) -> Qwen3:
+    def model(self) -> CausalLM:
         try:
             model = load_pretrained(self.config.model.folder, dtype=jnp.dtype(self.config.model.dtype))
         except (ConfigError, CheckpointError) as error:

@@ -18,19 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from model import Config, Qwen3, init_bank, token_logprobs
+from model import CausalLM, Config, init_bank, token_logprobs
 
 ROWS, LENGTH, ROUNDS = 32, 256, 7
 
 
-def plain(x: jax.Array, w: jax.Array) -> jax.Array:
+def plain(x: jax.Array, w: jax.Array, wide: bool = False) -> jax.Array:
     return x @ w
 
 
 def gradient():
     """The jitted gradient of a bank's log-probs, traced with the product that is in force now, and its arguments."""
     config = Config(474, 96, 256, 3, 4, 2, head_dim=32, tie_word_embeddings=True)
-    graphdef, frozen = nnx.split(Qwen3(config, nnx.Rngs(0)))
+    graphdef, frozen = nnx.split(CausalLM(config, nnx.Rngs(0)))
     bank = init_bank(config, 1, 8, 16.0, jax.random.key(0))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, config.vocab_size, (ROWS, LENGTH)))
 
@@ -49,7 +49,7 @@ def gradient():
 
 def main() -> None:
     steps = {"dense": gradient()}
-    with mock.patch("model.qwen3.dense", plain), mock.patch("model.lora.dense", plain):
+    with mock.patch("model.decoder_layer.dense", plain), mock.patch("model.causal_lm.dense", plain), mock.patch("model.lora.dense", plain):
         steps["plain"] = gradient()
     seconds = {name: [] for name in steps}
     for _ in range(ROUNDS):

@@ -37,7 +37,7 @@ def test_a_uniform_mixture_adds_the_mean_of_the_deltas():
 def test_the_gate_takes_the_best_slot_of_each_token_and_layer():
     """Oracle: a gate over the bank, replayed token by token with the slots it reports."""
     model, bank, gate = tiny.model(), tiny.bank(adapters=3), tiny.gate(4)
-    out = tiny.forward(model, X, adapters=bank, routing=Routing(gate=gate), collect=True, collect_inputs=True)
+    out = tiny.forward(model, X, adapters=bank, routing=Routing(gate=gate), collect=("gate_logits", "inputs"))
     assert out.slots.shape == (3, 10, 3) and out.slots.dtype == jnp.int8
     assert out.gate_logits.shape == (3, 10, 3, 4)
     logits = jnp.einsum("btld,lds->btls", out.inputs, gate.kernel) + gate.bias
@@ -96,7 +96,7 @@ def test_straight_through_is_top1_forward_and_softmax_backward():
     top1 = jax.grad(lambda gate: loss(through(gate, "top1")))(gate)
     assert not np.asarray(top1.kernel).any()
 
-    out = tiny.forward(model, x, adapters=bank, routing=through(gate), collect=True, collect_inputs=True)
+    out = tiny.forward(model, x, adapters=bank, routing=through(gate), collect=("gate_logits", "inputs"))
     one_hot = jax.nn.one_hot(out.slots[:, 0, 0], 3)
     slot_gradient = jax.grad(lambda weights: loss(Routing(weights)))(one_hot)
     soft = jax.nn.softmax(out.gate_logits[:, 0, 0])
@@ -113,7 +113,8 @@ def test_the_gate_does_not_bend_the_network():
     graphdef, state = nnx.split(model)
 
     def total(state):
-        return tiny.forward(nnx.merge(graphdef, state), X, adapters=bank, routing=Routing(gate=gate), collect=True).gate_logits.sum()
+        out = tiny.forward(nnx.merge(graphdef, state), X, adapters=bank, routing=Routing(gate=gate), collect=("gate_logits",))
+        return out.gate_logits.sum()
 
     assert not any(np.asarray(x).any() for x in jax.tree.leaves(jax.grad(total)(state)))
 

@@ -1,4 +1,4 @@
-"""The network against transformers in float32, for every setting that a dense Qwen3 configuration has."""
+"""The network against transformers in float32, for every setting that the configurations of the four types have."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,13 @@ from flax import nnx
 from model import init_cache, load_pretrained
 from tests.model import tiny
 
+ALL = [(kind, name) for kind, variations in tiny.VARIATIONS.items() for name in variations]
 
-@pytest.fixture(scope="module", params=tiny.VARIATIONS)
+
+@pytest.fixture(scope="module", params=ALL, ids=lambda pair: ": ".join(pair))
 def pair(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    net = tiny.checkpoint(folder, **tiny.VARIATIONS[request.param])
+    folder, (kind, name) = tmp_path_factory.mktemp("checkpoint"), request.param
+    net = tiny.checkpoint(folder, kind, **tiny.VARIATIONS[kind][name])
     return net, load_pretrained(folder)
 
 
@@ -27,7 +29,7 @@ def close(ours, reference):
 def test_logits(pair):
     net, model = pair
     x = tiny.tokens(2, 24)
-    close(jax.jit(model.__call__)(jnp.asarray(x)), tiny.torch_logits(net, x))
+    close(tiny.logits(model, jnp.asarray(x)), tiny.torch_logits(net, x))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

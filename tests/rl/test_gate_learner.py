@@ -61,7 +61,7 @@ def test_inputs_are_what_the_gates_read():
     d = measured()
     np.testing.assert_allclose(warm_start().routed_inputs(gate, d), d.base_inputs, atol=1e-5)
     batch = d.batches[0]
-    out = tiny.model().forward(batch.tokens, batch.positions, batch.segment_ids, BANK(), Routing(gate=gate), collect=True)
+    out = tiny.model().forward(batch.tokens, batch.positions, batch.segment_ids, BANK(), Routing(gate=gate), collect=("gate_logits",))
     real = batch.segment_ids > 0
     logits = np.einsum("lmd,lds->mls", d.base_inputs[:, : real.sum()], gate.kernel) + np.asarray(gate.bias)
     np.testing.assert_allclose(np.asarray(out.gate_logits)[real], logits, atol=1e-3)

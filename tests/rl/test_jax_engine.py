@@ -10,6 +10,7 @@ from model import Routing, init_gate, stack_banks
 from rl.engines.jax import JaxEngine
 from rl.engines.jax.sampler import cumulate, sample, session_key
 from rl.engines.protocol import EngineError, Policy, Request
+from tests.model import tiny as backbones
 from tests.rl import tiny
 
 VOCAB = tiny.CONFIG.vocab_size
@@ -290,3 +291,27 @@ def test_random_bits_depend_on_key_and_position_alone():
 def test_the_blockwise_cumulative_sum_is_one(size):
     x = np.random.default_rng(size).random((3, size)).astype(np.float32)
     np.testing.assert_allclose(cumulate(jnp.asarray(x)), np.cumsum(x, axis=-1, dtype=np.float64), rtol=2e-6)
+
+
+@pytest.mark.parametrize("kind", backbones.CONFIGS)
+def test_every_backbone_gives_the_logprobs_of_an_uncached_forward(kind):
+    """Shared prompts, second turns and reused lanes, where a recurrent state cannot be cut back."""
+    net = backbones.model(config=backbones.CONFIGS[kind])
+    e = JaxEngine(net, lanes=3, context=CONTEXT, steps=5, rows=2, chunk=4)
+    e.load(Policy("base", 1))
+    for wave in range(3):  # three sessions of one prompt, two turns each; the next wave gets their lanes
+        contexts = {f"{wave}.{i}": np.concatenate([draw(9, 12), draw(wave, 3)]) for i in range(3)}
+        for turn in range(2):
+            for i, (name, context) in enumerate(contexts.items()):
+                e.submit(request(name, "base", context, 5, key=(wave, i, turn)))
+            found = {}
+            while len(found) < 3:
+                found |= {c.session: c for c in e.poll()}
+            for i, (name, context) in enumerate(contexts.items()):
+                whole = np.concatenate([context, found[name].tokens])
+                oracle = jax.nn.log_softmax(backbones.logits(net, jnp.asarray(whole)[None])[0, len(context) - 1 : -1], axis=-1)
+                np.testing.assert_allclose(found[name].logprobs, np.asarray(oracle)[np.arange(5), found[name].tokens], atol=5e-5)
+                contexts[name] = np.concatenate([whole, draw(10 * wave + turn, 1 + i)])
+        for name in contexts:
+            e.release(name)
+    assert e.metrics["copied"] > 0

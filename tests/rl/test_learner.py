@@ -8,8 +8,8 @@ import optax
 import pytest
 from flax import nnx
 
-import model.qwen3
-from model import Qwen3, Routing, init_bank, init_gate
+import model.decoder_layer
+from model import CausalLM, Routing, init_bank, init_gate
 from rl.advantages import group_advantages
 from rl.checkpoint import Checkpoints
 from rl.learner import Learner, LearnerConfig
@@ -220,19 +220,19 @@ def test_the_gate_learner_moves_the_gate_alone():
 
 def test_the_gate_gradient_is_that_of_the_straight_through_surrogate(monkeypatch):
     """The surrogate: slot weights one_hot(argmax g_0) + softmax(g) - softmax(g_0), by finite differences in g around g_0."""
-    net = Qwen3(dataclasses.replace(tiny.CONFIG, num_hidden_layers=1), nnx.Rngs(0))
+    net = CausalLM(dataclasses.replace(tiny.CONFIG, num_hidden_layers=1), nnx.Rngs(0))
     bank = jax.tree.map(lambda x: x[:1] if x.ndim > 1 else x, tiny.bank(2, size=0.5))
     gate, batch = init_gate(net.config, 3, 0.0, jax.random.key(0)), packed(lengths=(64,), rows=8)
     batch = dataclasses.replace(batch, advantages=0 * batch.advantages)  # leaves the divergence term
     config, loss = LearnerConfig(learning_rate=1e-2, micro_rows=8), LossConfig(kl=1.0)
     gradient, sums = Learner(net, config, loss, bank=bank).gradient(gate, batch)
     routing = Routing(gate=gate)
-    start = net.forward(batch.tokens, batch.positions, batch.segment_ids, bank, routing, collect=True).gate_logits[:, :, 0]
+    start = net.forward(batch.tokens, batch.positions, batch.segment_ids, bank, routing, collect=("gate_logits",)).gate_logits[:, :, 0]
 
     def surrogate(routing, logits):
         return jax.nn.one_hot(jnp.argmax(start, -1), 3) + jax.nn.softmax(logits) - jax.nn.softmax(start)
 
-    monkeypatch.setattr(model.qwen3, "slot_weights", surrogate)
+    monkeypatch.setattr(model.decoder_layer, "slot_weights", surrogate)
     differenced = Learner(net, config, loss, bank=bank)
     norm = float(optax.tree.norm(gradient))
     values = []

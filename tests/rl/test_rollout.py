@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from envs import Pool, parse_package
-from model import Config, Qwen3
-from model.qwen3 import parameter_specs
+from model import CausalLM, Config
+from model.parameters import parameter_specs
 from rl.engines.jax import JaxEngine
 from rl.engines.protocol import EngineError, Policy
 from rl.rollout import Task, roll_out
@@ -52,7 +52,7 @@ OPTIONS = {"temperature": 1.0, "run_seed": 5, "max_tokens": 20}
 
 
 @functools.cache
-def model() -> Qwen3:
+def model() -> CausalLM:
     """A random model that ends a turn after some ten tokens: dimension 0 is the same everywhere, and the end token's logit follows it."""
     size = len(chats.chat().tokenizer)
     config = Config(size, 32, 48, 2, 2, 1, head_dim=16)
@@ -63,7 +63,7 @@ def model() -> Qwen3:
     }
     parameters["embed"] = parameters["embed"].at[:, 0].set(3.0)
     parameters["head"] = parameters["head"].at[0, chats.chat().end].set(2.0)
-    return Qwen3(config, parameters=parameters)
+    return CausalLM(config, parameters=parameters)
 
 
 def engine(lanes: int, **options) -> JaxEngine:

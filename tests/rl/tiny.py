@@ -6,16 +6,16 @@ import jax
 import numpy as np
 from flax import nnx
 
-from model import AdapterBank, Config, Qwen3, init_bank
+from model import AdapterBank, CausalLM, Config, init_bank
 from rl.trajectory import Trajectory
 
 CONFIG = Config(50, 32, 48, 2, 2, 1, head_dim=16, tie_word_embeddings=True)
 
 
 @functools.cache
-def model() -> Qwen3:
+def model() -> CausalLM:
     with jax.ensure_compile_time_eval():  # the first call may come from within a jitted function
-        net = Qwen3(CONFIG, nnx.Rngs(0))
+        net = CausalLM(CONFIG, nnx.Rngs(0))
         # random embeddings of deviation 0.02 give flat distributions; larger ones make mistakes show
         net.embed[...] = net.embed[...] * 15
     return net

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from envs.builtin import load_builtin
-from model import AdapterBank, Config, Qwen3, init_bank, save_peft, save_pretrained
-from model.qwen3 import parameter_specs
+from model import AdapterBank, CausalLM, Config, init_bank, save_peft, save_pretrained
+from model.parameters import parameter_specs
 from rl.chat import Chat
 from trace_jax.cli import Arguments
 from trace_jax.config import load_config
@@ -63,7 +63,7 @@ def write_checkpoint(folder: pathlib.Path) -> pathlib.Path:
         total = sum(after.values())
         for token, count in after.items():
             parameters["head"][place, token] = (SURE + np.log(count / total)) / np.sqrt(32)
-    save_pretrained(Qwen3(config, parameters={name: jax.numpy.asarray(x, jax.numpy.float32) for name, x in parameters.items()}), folder)
+    save_pretrained(CausalLM(config, parameters={name: jax.numpy.asarray(x, jax.numpy.float32) for name, x in parameters.items()}), folder)
     return folder
 
 

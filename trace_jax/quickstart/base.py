@@ -27,8 +27,8 @@ from flax import nnx
 
 from envs.builtin import LIBRARY, load_builtin
 from envs.sandbox import Pool
-from model import Config, Qwen3, save_pretrained, token_logprobs
-from model.qwen3 import parameter_specs
+from model import CausalLM, Config, Rope, save_pretrained, token_logprobs
+from model.parameters import parameter_specs
 from rl.chat import Chat
 from rl.engines.jax import JaxEngine
 from rl.engines.protocol import Policy
@@ -167,7 +167,7 @@ def make_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation):
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def success_rates(model: Qwen3, chat: Chat, names: tuple[str, ...], count: int) -> dict[str, float]:
+def success_rates(model: CausalLM, chat: Chat, names: tuple[str, ...], count: int) -> dict[str, float]:
     """Share of `count` fresh tasks of each environment that the model solves at temperature 1."""
     engine = JaxEngine(model, lanes=64, context=LENGTH + 64)
     engine.load(Policy(name="base", version=0))
@@ -184,7 +184,7 @@ def success_rates(model: Qwen3, chat: Chat, names: tuple[str, ...], count: int) 
     return rates
 
 
-def train(config: Config, chat: Chat, seed: int) -> tuple[Qwen3, list[dict]]:
+def train(config: Config, chat: Chat, seed: int) -> tuple[CausalLM, list[dict]]:
     """Runs the stages.
 
     Returns:
@@ -193,7 +193,7 @@ def train(config: Config, chat: Chat, seed: int) -> tuple[Qwen3, list[dict]]:
     Raises:
       RuntimeError: a stage missed its bar three times over; try another seed.
     """
-    graphdef, state = nnx.split(Qwen3(config, parameters=draw_parameters(config, seed)))
+    graphdef, state = nnx.split(CausalLM(config, parameters=draw_parameters(config, seed)))
     log = []
     for stage in STAGES:
         for attempt in range(3):
@@ -233,7 +233,7 @@ def main(_) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        rope_theta=1e6,
+        rope=Rope(theta=1e6),
         tie_word_embeddings=True,
         max_position_embeddings=1024,
         eos_token_id=ids("<|im_end|>"),

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model import AdapterBank, Gate, Qwen3, init_cache
+from model import AdapterBank, CausalLM, Gate, init_cache
 from rl.engines.jax.sampler import session_key
 from rl.engines.jax.steps import CONTEXT, LENGTH, RUNNING, STOP, Slots, Turn, copy_lanes, count_compiles, decode, extend
 from rl.engines.protocol import Completion, EngineError, Policy, Request
@@ -71,7 +71,7 @@ class JaxEngine:
 
     def __init__(
         self,
-        model: Qwen3,
+        model: CausalLM,
         *,
         lanes: int = 64,
         context: int = 320,
@@ -242,8 +242,11 @@ class JaxEngine:
         limit = len(tokens) - 1
         differs = self._tokens[:, :limit] != tokens[:limit]
         common = np.where(differs.any(axis=1), differs.argmax(axis=1), limit) if limit else np.zeros(self.lanes, int)
+        within = self._cached if within is None else within
         same = np.array([under is loaded for under in self._under])
-        return np.where(same, np.minimum(common, self._cached if within is None else within), 0)
+        if self._cache.recurrent:  # a state holds all its tokens or is of no use
+            same &= common >= within
+        return np.where(same, np.minimum(common, within), 0)
 
     # --- device calls
 

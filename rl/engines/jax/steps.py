@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from model import AdapterBank, Config, Gate, KVCache, Qwen3, Routing
+from model import AdapterBank, Cache, CausalLM, Config, Gate, Routing
 from rl.engines.jax.sampler import sample
 
 RUNNING, STOP, LENGTH, CONTEXT = range(4)
@@ -63,16 +63,16 @@ class Sampled(NamedTuple):
 
 
 @functools.partial(jax.jit, donate_argnames="cache")
-def copy_lanes(cache: KVCache, source: jax.Array, target: jax.Array) -> KVCache:
+def copy_lanes(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
     """Copies whole lanes, source[G] to target[G], all read before any is written; a target of N is dropped."""
-    return jax.tree.map(lambda x: x.at[:, target].set(x[:, source], mode="drop"), cache)
+    return cache.copy(source, target)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "length"), donate_argnames="cache")
 def extend(
     config: Config,
     parameters: dict[str, jax.Array],
-    cache: KVCache,
+    cache: Cache,
     bank: AdapterBank | None,
     gate: Gate | None,
     slots: Slots,
@@ -82,29 +82,25 @@ def extend(
     count: jax.Array,
     *,
     length: int,
-) -> KVCache:
+) -> Cache:
     """Writes the first count[G] of tokens[G, C] to lanes[G] from position offset[G] on; a lane of N is dropped.
 
     `length`: no position is this high; what lies beyond is not attended to.
     """
-    model = Qwen3(config, parameters=parameters)
-    rows = jax.tree.map(lambda x: x[:, lanes, :length], cache)
+    model = CausalLM(config, parameters=parameters)
     steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     inside = steps < count[:, None]
     positions = offset[:, None] + steps
-    new = model.forward(tokens, positions, inside.astype(jnp.int32), bank, slots.routing(gate), rows).cache
-    # only the new entries travel back
-    where = jnp.minimum(positions, length - 1)
-    places = (slice(None), lanes[:, None], jnp.where(inside, positions, cache.k.shape[2]))
-    picked = jax.tree.map(lambda x: jnp.take_along_axis(x, where[None, :, :, None, None], axis=2), new)
-    return jax.tree.map(lambda x, y: x.at[places].set(y, mode="drop"), cache, picked)
+    routing, rows = slots.routing(gate), cache.take(lanes, length)
+    rows = model.forward(tokens, positions, inside.astype(jnp.int32), bank, routing, rows).cache
+    return cache.put(lanes, jnp.where(inside, positions, cache.length), rows)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "steps", "length"), donate_argnames="cache")
 def decode(
     config: Config,
     parameters: dict[str, jax.Array],
-    cache: KVCache,
+    cache: Cache,
     bank: AdapterBank | None,
     gate: Gate | None,
     slots: Slots,
@@ -113,13 +109,13 @@ def decode(
     *,
     steps: int,
     length: int,
-) -> tuple[KVCache, Sampled]:
+) -> tuple[Cache, Sampled]:
     """Samples a token a step in every running lane, until `enough` lanes have finished or `steps` are done.
 
     `length`: no lane gets this far within the call, unless it is the context.
     """
-    context = cache.k.shape[2]
-    model = Qwen3(config, parameters=parameters)
+    context = cache.length
+    model = CausalLM(config, parameters=parameters)
     started = jnp.sum(turn.running)
     routing = slots.routing(gate)
 
@@ -152,9 +148,8 @@ def decode(
     out = Sampled(
         jnp.zeros((lanes, steps), jnp.int32), jnp.zeros((lanes, steps)), jnp.zeros(lanes, jnp.int32), jnp.full(lanes, RUNNING, jnp.int32)
     )
-    live = jax.tree.map(lambda x: x[:, :, :length], cache)
-    _, live, _, out = jax.lax.while_loop(going, body, (0, live, turn, out))
-    return jax.tree.map(lambda x, y: x.at[:, :, :length].set(y), cache, live), out
+    _, head, _, out = jax.lax.while_loop(going, body, (0, cache.head(length), turn, out))
+    return cache.with_head(head), out
 
 
 def count_compiles() -> int:
