@@ -214,6 +214,7 @@ def mix(
     starts: jax.Array,
     count: jax.Array | None = None,
     state: DeltaState | None = None,
+    chunk: int = 64,
 ) -> tuple[jax.Array, DeltaState | None]:
     """The whole mixer: h[B, T, D], starts bool [B, T] -> (y[B, T, D], new state, None without one).
 
@@ -234,8 +235,8 @@ def mix(
     log_decay = -jnp.exp(w["A_log"].astype(jnp.float32)) * step
     if count is not None:
         beta, log_decay = (jnp.where(real[..., None], x, 0.0) for x in (beta, log_decay))
-    rule = recurrent_delta_rule if state is not None and length == 1 else chunked_delta_rule
-    out, new = rule(q, k, v, log_decay, beta, starts, state and state.state)
+    inputs = q, k, v, log_decay, beta, starts, state and state.state
+    out, new = recurrent_delta_rule(*inputs) if state is not None and length == 1 else chunked_delta_rule(*inputs, chunk)
     out = gated_norm(out, project("z", h).reshape(v.shape), w["delta_norm"], dims.eps)
     y = project("out", out.reshape(batch, length, -1))
     return y, None if state is None else DeltaState(window, new)
