@@ -2,10 +2,11 @@
 
 from model.cache import Cache, init_cache
 from model.causal_lm import CausalLM, Output
+from model.composed import export_composed
 from model.config import Config, parse_config, read_config
 from model.errors import CheckpointError, ConfigError
 from model.export_hf import load_gate, merge, save_gate, save_pretrained
-from model.gate import Gate, Routing, count_gate_parameters, init_gate
+from model.gate import Gate, Routing, constant_gate, count_gate_parameters, init_gate
 from model.load_hf import load_pretrained
 from model.logprobs import token_logprobs
 from model.lora import AdapterBank, count_adapter_parameters, init_bank, slice_bank, stack_banks
@@ -24,9 +25,11 @@ __all__ = [
     "Output",
     "Rope",
     "Routing",
+    "constant_gate",
     "count_adapter_parameters",
     "count_gate_parameters",
     "count_parameters",
+    "export_composed",
     "init_bank",
     "init_cache",
     "init_gate",

@@ -59,6 +59,12 @@ def init_gate(config: Config, slots: int, base_bias: float, rng: jax.Array) -> G
     return Gate(kernel, jnp.zeros((layers, slots), jnp.float32).at[:, 0].set(base_bias))
 
 
+def constant_gate(config: Config, slots: int, slot: int) -> Gate:
+    """A gate that always takes `slot`."""
+    layers, width = config.num_hidden_layers, config.hidden_size
+    return Gate(jnp.zeros((layers, width, slots), jnp.float32), jnp.zeros((layers, slots), jnp.float32).at[:, slot].set(1.0))
+
+
 def gate_scores(gate: Gate, hidden: jax.Array) -> jax.Array:
     """One layer's gate (kernel[D, S], bias[S]) on its normalised input hidden[B, T, D] -> float32 logits [B, T, S]."""
     hidden = jax.lax.stop_gradient(hidden).astype(jnp.float32)

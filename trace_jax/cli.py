@@ -224,7 +224,7 @@ def define_flags(command: Command) -> flags.FlagValues:
     if "output" in names:
         flags.DEFINE_string("output", None, 'file to write, lines {"logprobs": [null, ...]}', flag_values=values)
     if "what" in names:
-        flags.DEFINE_string("what", None, "adapter:CAPABILITY or merged:CAPABILITY", flag_values=values)
+        flags.DEFINE_string("what", None, "adapter:CAPABILITY, merged:CAPABILITY or composed", flag_values=values)
     if "out" in names:
         flags.DEFINE_string("out", None, "folder to write to", flag_values=values)
     return values

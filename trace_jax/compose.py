@@ -23,6 +23,7 @@ from rl.task_router import TaskRouter
 from rl.trajectory import Trajectory
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
+from trace_jax.export import write_composed
 from trace_jax.outcomes import rate_line, success_rate
 from trace_jax.policies import Mixture, load_mixture, read_routing, routed_tasks
 from trace_jax.runtime import BASE, GATE, GATE_TRAINING, SELECTION, Runtime, open_runtime, plan
@@ -170,15 +171,17 @@ def best_constant(runtime: Runtime, mixture: Mixture) -> float:
 
 
 def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
-    """Trains, validates and stores the gate; `gate/routing.json` says what was found and what `composed` is.
+    """Trains, validates and stores the gate; `gate/routing.json` says what was found and what `composed` is, `composed/` holds it.
 
     Raises:
       InputError: an adapter is not trained, none of them is of any use, or the gate was trained over other ones.
     """
     workdir, config = runtime.workdir, runtime.config.gate
     if workdir.exists("gate/routing.json"):
+        routing = read_routing(runtime, ("base", *capabilities))
         runtime.progress.advance(plan(runtime.config, len(capabilities))["compose"], earlier=True)
-        return read_routing(runtime, ("base", *capabilities))
+        _export(runtime, load_mixture(runtime, capabilities))
+        return routing
     mixture = load_mixture(runtime, capabilities)
     table = measure_slots(runtime, mixture)
     warm, data, gates, forms = warm_start(runtime, mixture, table)
@@ -213,7 +216,14 @@ def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
         **_routing(warm, gate, data, mixture.slots),
     }
     workdir.write_json("gate/routing.json", routing)
+    _export(runtime, mixture)
     return routing
+
+
+def _export(runtime: Runtime, mixture: Mixture) -> None:
+    """`composed/`, unless it is there; it costs no room on the disk that the base is on."""
+    if not runtime.workdir.exists("composed/config.json"):
+        write_composed(runtime, mixture, runtime.workdir.path("composed"))
 
 
 def _routing(warm: GateWarmStart, gate: Gate, data: GateData, slots: Sequence[str]) -> dict[str, Any]:

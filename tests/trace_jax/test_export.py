@@ -1,15 +1,18 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from model import Routing, load_peft, load_pretrained
+from model import Gate, Routing, load_peft, load_pretrained, save_gate
 from tests.trace_jax import tiny
 from trace_jax import export
 from trace_jax.errors import InputError
+from trace_jax.policies import find_policy, load_mixture
 from trace_jax.train import load_adapter
 
-ONE = "tool_calling_precision"
+ONE, TWO = "tool_calling_precision", "precondition_verification"
 
 
 def run(runtime, what, out):
@@ -35,10 +38,32 @@ def test_a_merged_model_is_a_checkpoint_with_its_tokenizer(runtime, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == runtime.chat.tokenizer.chat_template
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_composed_agent_is_a_folder_that_transformers_routes_as_we_do(runtime, tmp_path, kept):
+    tiny.store_adapters(runtime, ONE, TWO)
+    mixture = load_mixture(runtime, [ONE, TWO])
+    kernel = jax.random.normal(jax.random.key(5), (runtime.model.config.num_hidden_layers, runtime.model.config.hidden_size, 3))
+    save_gate(Gate(kernel, jnp.zeros(kernel.shape[::2])), runtime.workdir.path("gate/gate.safetensors"))
+    routing = {"slots": ["base", ONE, TWO], "kept": kept, "composed": "gate" if kept else f"adapter:{TWO}"}
+    runtime.workdir.write_json("gate/routing.json", routing)
+    run(runtime, "composed", tmp_path / "out")
+
+    policy, tokens = find_policy(runtime, "composed", mixture), jnp.arange(20)[None]
+    weights = None if kept else jnp.asarray(policy.weights)[None]
+    ours = runtime.model.forward(tokens, adapters=policy.adapters, routing=Routing(weights, policy.gate))
+    net = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    with torch.no_grad():
+        theirs = net(torch.arange(20)[None], output_slots=True)
+    np.testing.assert_allclose(theirs.logits.numpy(), runtime.model.unembed(ours.hidden), atol=1e-4)
+    expected = ours.slots if kept else np.full(theirs.slots.shape, 2)
+    np.testing.assert_array_equal(theirs.slots.numpy(), expected)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == runtime.chat.tokenizer.chat_template
+
+
 def test_bad_input_leaves_nothing_behind(runtime, tmp_path):
     tiny.store_adapters(runtime, ONE)
-    for what in ("composed", "adapter:", "router"):
-        with pytest.raises(InputError, match=f"--what={what}: give adapter:CAPABILITY or merged:CAPABILITY"):
+    for what in ("composed:", "adapter:", "router"):
+        with pytest.raises(InputError, match=f"--what={what}: give adapter:CAPABILITY, merged:CAPABILITY or composed"):
             run(runtime, what, tmp_path / "out")
     with pytest.raises(InputError, match="adapter 'typo' is not trained"):
         run(runtime, "adapter:typo", tmp_path / "out")
@@ -49,7 +74,7 @@ def test_bad_input_leaves_nothing_behind(runtime, tmp_path):
     for name in ("full", "file"):
         with pytest.raises(InputError, match=f"--out=.*{name}: exists already"):
             run(runtime, f"adapter:{ONE}", tmp_path / name)
-    with pytest.raises(InputError, match="--out=.*Not a directory; give a folder that can be written"):
+    with pytest.raises(InputError, match="--out=.*(Not a directory|File exists); give a folder that can be written"):
         run(runtime, f"adapter:{ONE}", tmp_path / "file" / "below")
 
 
