@@ -34,8 +34,10 @@ def test_frozen_weights_cost_no_gradient(change):
         return jnp.mean(nnx.merge(graphdef, state)(x, adapters=bank.replace_factors(factors)) ** 2)
 
     def dots(argument):
-        """FLOPs of all matrix products [tokens, in] x [tokens, out] -> [in, out] of a base weight, in the program as it is compiled."""
+        """How many products make the gradient of a base weight, [in, out] or turned, in the program as it is compiled."""
         text = jax.jit(jax.grad(loss, argument)).lower(state, bank.factors).compile().as_text()
-        return sum(f"f32[{i},{o}]" in line and " dot(" in line for i, o in model.config.widths().values() for line in text.splitlines())
+        shapes = {(p.width, p.out) for p in model.config.projections().values()}
+        names = {f"f32[{i},{o}]" for pair in shapes for i, o in (pair, pair[::-1])}
+        return sum(name in line and " dot(" in line for name in names for line in text.splitlines())
 
     assert dots(1) == 0 < dots(0)
