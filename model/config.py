@@ -270,6 +270,7 @@ def parse_config(raw: Mapping[str, Any], source: str = "config.json") -> Config:
     if "num_experts" in _OPTIONAL[kind] and raw.get("num_local_experts") is not None:  # transformers 5 may write this name
         optional.setdefault("num_experts", raw["num_local_experts"])
     eos = raw.get("eos_token_id")
+    rope = parse_rope({"partial_rotary_factor": 0.25} | dict(raw) if hybrid else raw, source)
     try:
         return Config(
             **{name: raw[name] for name in _REQUIRED},
@@ -277,7 +278,7 @@ def parse_config(raw: Mapping[str, Any], source: str = "config.json") -> Config:
             model_type=kind,
             intermediate_size=raw.get("intermediate_size") or 0,
             num_key_value_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-            rope=parse_rope({"partial_rotary_factor": 0.25} | dict(raw) if hybrid else raw, source),
+            rope=rope,
             eos_token_id=tuple(eos) if isinstance(eos, list) else eos,
             layer_types=tuple(layer_types) if hybrid else None,
             mlp_only_layers=tuple(raw.get("mlp_only_layers") or ()) if kind == "qwen3_moe" else (),
