@@ -77,7 +77,8 @@ def decoder_layer(
 ) -> tuple[jax.Array, KeyValues | DeltaState | None, dict[str, jax.Array]]:
     """x[B, T, D] -> x[B, T, D], the cache entry with this call's tokens if one was given, and what else the layer can tell.
 
-    That is its inputs [B, T, D], with a gate the gate_logits [B, T, S] and slots int8 [B, T], of a sparse layer the experts int32 [B, T, k].
+    That is its inputs [B, T, D], with a gate the gate_logits [B, T, S] and slots int8 [B, T], and of a sparse layer the experts
+    int32 [B, T, k].
     """
     routing, (w, a, b, gate, replay) = context.routing, layer
     x = context.constrain(x, None)

@@ -24,7 +24,7 @@ class Spec(NamedTuple):
 
 
 def parameter_specs(config: Config) -> dict[str, Spec]:
-    """Every parameter by name. Linear weights are [in, out]; those of the layers, `layers.*`, are stacked over the layers that have them."""
+    """Every parameter by name. Linear weights are [in, out]; the layers' own, `layers.*`, are stacked over the layers that have them."""
     d, v, dh = config.hidden_size, config.vocab_size, config.head_dim
     heads, channels = config.linear_num_value_heads, 0
     layers: dict[str, Spec] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "expert", "tensor")
@@ -47,6 +48,11 @@ def partition(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh) -> N
     """The sharding of an array of `shape` whose axes mean `axes`; None means nothing and stays whole."""
     split = mesh_axes(shape, axes, mesh)
     return NamedSharding(mesh, PartitionSpec(*(names[0] if len(names) == 1 else names or None for names in split)))
+
+
+def distribute(x: np.ndarray, axes: Sequence[str | None], mesh: Mesh) -> jax.Array:
+    """An array that every process holds whole, laid out over the mesh by its axes' meaning."""
+    return jax.make_array_from_callback(x.shape, partition(x.shape, axes, mesh), lambda index: x[index])
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:

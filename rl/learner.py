@@ -5,7 +5,8 @@ bank, top-1 forward and straight-through backward, which is how the routed model
 of the jitted functions, never closures and never donated; parameters and optimizer state are donated.
 
 A batch is cut into micro-batches of one shape. Three functions are compiled once each, whatever the number of trajectories: the gradient
-of a micro-batch, the sum of two gradients, the update. All are plain pytree functions, so sharded arguments work as they are.
+of a micro-batch, the sum of two gradients, the update. On the model's mesh a micro-batch is split by rows, parameters and optimizer state
+as `model.sharding` says, and every process passes the same batch in.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from model import AdapterBank, CausalLM, Gate, Routing, token_logprobs
+from model.lora import bank_axes
+from model.sharding import constrain, distribute, partition
 from rl.loss import LossConfig, Metrics, mean_metrics, policy_loss
 from rl.packing import Batch
 
@@ -105,10 +109,13 @@ class Learner:
     """
 
     def __init__(self, model: CausalLM, config: LearnerConfig, loss: LossConfig | None = None, *, bank: AdapterBank | None = None):
-        self.config, self.loss, self.bank = config, loss or LossConfig(), bank
+        self.config, self.loss = config, loss or LossConfig()
         self.compiles: Counter[str] = Counter()
         self._graph, self._frozen = nnx.split(model)
+        self._mesh, self._axes = model.mesh, bank_axes(model.config)
+        self.bank = bank if bank is None else self._lay_out(bank)
         self._optimizer = config.optimizer()
+        self._start = jax.jit(self._initial, static_argnums=1)
         self._gradient = jax.jit(self._count(self._micro_gradient))
         self._add = jax.jit(self._count(_add), donate_argnums=0)
         self._apply = jax.jit(self._count(self._update), donate_argnums=0)
@@ -125,8 +132,7 @@ class Learner:
             raise ValueError("a learner without a bank trains an AdapterBank of one adapter")
         if self.bank is not None and not (isinstance(params, Gate) and params.bias.shape[-1] == self.bank.size + 1):
             raise ValueError(f"a learner with a bank of {self.bank.size} trains a Gate of {self.bank.size + 1} slots")
-        params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-        return LearnerState(params, self._optimizer.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
+        return self._start(jax.tree.map(lambda x: jnp.array(x, jnp.float32), self._lay_out(params)), seed)
 
     def step(self, state: LearnerState, batch: Batch) -> tuple[LearnerState, dict[str, float]]:
         """One update. `state` is used up; with no action token in the batch it is returned as it is.
@@ -146,7 +152,7 @@ class Learner:
         gradient, sums = self.gradient(state.params, batch)
         extra: dict[str, Any] = {}
         if not self.loss.kl and self.config.base_kl_every and step % self.config.base_kl_every == 0:
-            first = next(batch.micro_batches(self.config.micro_rows))
+            first = self._on_mesh(next(batch.micro_batches(self.config.micro_rows)))
             extra["base_k3"] = self._divergence(self._frozen, self.bank, state.params, first)
         state, update = self._apply(state, gradient)
         sums, extra = jax.device_get((sums, extra | update))
@@ -161,14 +167,61 @@ class Learner:
         """The gradient of the batch's loss in the shape of `params`, and the summed metrics of `rl.loss`."""
         tokens, total = np.float32(batch.action_tokens), None
         for micro in batch.micro_batches(self.config.micro_rows):
-            part = self._gradient(self._frozen, self.bank, params, micro, tokens)
+            part = self._gradient(self._frozen, self.bank, params, self._on_mesh(micro), tokens)
             total = part if total is None else self._add(total, part)
         return total
 
     def logprobs(self, params: Params | None, batch: Batch) -> np.ndarray:
         """[N, T] log-probs of the batch's targets under `params`, or under the base alone; to compare with the engine's."""
-        parts = (self._score(self._frozen, self.bank, params, micro) for micro in batch.micro_batches(self.config.micro_rows))
+        micros = batch.micro_batches(self.config.micro_rows)
+        parts = (self._score(self._frozen, self.bank, params, self._on_mesh(micro)) for micro in micros)
         return np.concatenate([np.asarray(logprobs) for logprobs, _ in parts])
+
+    # --- the mesh
+
+    def _shardings(self, params: Params) -> Params:
+        """The sharding of each array of `params`; the rank of a factor and what belongs to a gate stay whole."""
+
+        def sharding(x: jax.Array, axes: tuple[str | None, ...]) -> NamedSharding:
+            return partition(x.shape, axes, self._mesh)
+
+        if isinstance(params, Gate):
+            return jax.tree.map(lambda x: sharding(x, (None,) * x.ndim), params)
+        factors = ({n: sharding(x, axes[n]) for n, x in half.items()} for half, axes in zip(params.factors, self._axes, strict=True))
+        return AdapterBank(*factors, sharding(params.scale, (None,)))
+
+    def _lay_out(self, params: Params) -> Params:
+        if self._mesh is None:
+            return params
+        return jax.tree.map(
+            lambda x, s: jax.make_array_from_callback(x.shape, s, np.asarray(x).__getitem__), params, self._shardings(params)
+        )
+
+    def _constrained(self, params: Params) -> Params:
+        return params if self._mesh is None else jax.tree.map(jax.lax.with_sharding_constraint, params, self._shardings(params))
+
+    def _constrained_state(self, state: LearnerState) -> LearnerState:
+        if self._mesh is None:
+            return state
+        whole = NamedSharding(self._mesh, PartitionSpec())
+        opt_state = optax.tree_utils.tree_map_params(
+            self._optimizer,
+            jax.lax.with_sharding_constraint,
+            state.opt_state,
+            self._shardings(state.params),
+            transform_non_params=lambda x: jax.lax.with_sharding_constraint(x, whole),
+        )
+        step, rng = (jax.lax.with_sharding_constraint(x, whole) for x in (state.step, state.rng))
+        return LearnerState(self._constrained(state.params), opt_state, step, rng)
+
+    def _on_mesh(self, batch: Batch) -> Batch:
+        return batch if self._mesh is None else jax.tree.map(lambda x: distribute(x, ("batch", None), self._mesh), batch)
+
+    # --- what is compiled
+
+    def _initial(self, params: Params, seed: int) -> LearnerState:
+        state = LearnerState(params, self._optimizer.init(params), jnp.zeros((), jnp.int32), jax.random.key(seed))
+        return self._constrained_state(state)
 
     def _count(self, function: Callable) -> Callable:
         name = getattr(function, "__name__", "function")
@@ -189,7 +242,9 @@ class Learner:
         else:
             adapters, routing = bank, Routing(gate=params, mode="straight_through")
         hidden = model.forward(batch.tokens, batch.positions, batch.segment_ids, adapters, routing).hidden
-        return token_logprobs(model, hidden, batch.targets, self.config.temperature, self.config.logprob_chunk)
+        found = token_logprobs(model, hidden, batch.targets, self.config.temperature, self.config.logprob_chunk)
+        logprobs, entropy = (constrain(x, (None, None), self._mesh) for x in found)  # a host asks for all of them
+        return logprobs, entropy
 
     def _micro_gradient(self, frozen, bank, params: Params, batch: Batch, denominator: jax.Array) -> tuple[Params, Metrics]:
         base = self._logprobs(frozen, bank, None, batch)[0] if self.loss.kl else None
@@ -198,7 +253,8 @@ class Learner:
             logprobs, entropy = self._logprobs(frozen, bank, params, batch)
             return policy_loss(logprobs, batch, denominator, self.loss, entropy=entropy, base_logprobs=base)
 
-        return jax.grad(loss, has_aux=True)(params)
+        gradient, sums = jax.grad(loss, has_aux=True)(params)
+        return self._constrained(gradient), sums
 
     def _base_k3(self, frozen, bank, params: Params, batch: Batch) -> jax.Array:
         gap = self._logprobs(frozen, bank, params, batch)[0] - self._logprobs(frozen, bank, None, batch)[0]
@@ -211,7 +267,8 @@ class Learner:
         finite = jnp.isfinite(norm)
         params, opt_state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (state.params, state.opt_state))
         metrics = {"grad_norm": norm, "learning_rate": jnp.asarray(self.config.rate()(state.step)), "skipped": 1.0 - finite}
-        return LearnerState(params, opt_state, state.step + 1, jax.random.split(state.rng, 1)[0]), metrics
+        state = LearnerState(params, opt_state, state.step + 1, jax.random.split(state.rng, 1)[0])
+        return self._constrained_state(state), metrics
 
 
 def _add(a: Any, b: Any) -> Any:
