@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from model.config import Config
 from model.gated_delta import DeltaState
+from model.sharding import partition
 
 
 class KeyValues(NamedTuple):
@@ -73,6 +75,13 @@ class Cache:
     def copy(self, source: jax.Array, target: jax.Array) -> Cache:
         """This cache with lanes source[G] copied to target[G], all read before any is written; a target beyond the end is dropped."""
         return jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), self)
+
+    def shardings(self, mesh: Mesh) -> Cache:
+        """The sharding of every array, over lanes and heads."""
+        return self._map(
+            lambda x: partition(x.shape, ("batch", "kv_heads", None, None), mesh),
+            lambda x: partition(x.shape, ("batch", "heads", None, None) if x.ndim == 4 else ("batch", None, None), mesh),
+        )
 
     def _map(self, entries, state, *others: Cache) -> Cache:
         """`entries` over keys and values, `state` over the recurrent states."""

@@ -88,8 +88,8 @@ class CausalLM(nnx.Module):
 
     def parameters(self) -> dict[str, jax.Array]:
         """The arrays, named as in `parameter_specs`."""
-        top = {name: getattr(self, name)[...] for name in ("embed", "norm", "head") if getattr(self, name) is not None}
-        return top | {f"layers.{name}": value[...] for name, value in self.layers.items()}
+        top = {name: getattr(self, name).get_value() for name in ("embed", "norm", "head") if getattr(self, name) is not None}
+        return top | {f"layers.{name}": value.get_value() for name, value in self.layers.items()}
 
     def __call__(
         self,

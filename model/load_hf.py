@@ -6,6 +6,7 @@ reading only what its devices hold: beside the result, memory holds one layer's 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import re
@@ -21,7 +22,7 @@ from model.causal_lm import CausalLM
 from model.config import Config, read_config
 from model.errors import CheckpointError
 from model.huggingface_names import HEAD, Source, find_layout, huggingface_sources
-from model.parameters import parameter_specs
+from model.parameters import parameter_dtype, parameter_specs
 from model.placement import place, place_stacked
 from model.sharding import partition
 from model.tensor_files import Index, TensorFiles, open_tensors
@@ -34,19 +35,20 @@ _LEFT_OUT = {
     "of rotary constants": re.compile(r".*\.rotary_emb\.inv_freq"),
 }
 _TIED_HEAD = "of a head that is the embedding"
-FLOAT32 = ("A_log", "dt_bias")  # the decay is computed in float32 from them, whatever the rest is; published so too
 _TOGETHER = 16  # experts read side by side
 
 
-def load_pretrained(path: str | Path, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> CausalLM:
+def load_pretrained(path: str | Path, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32, *, remat: bool = False) -> CausalLM:
     """The causal language model of a Hugging Face folder, local or `gs://`, laid out over `mesh` if one is given.
+
+    With `remat` the backward pass computes a layer's activations again instead of keeping them.
 
     Parameters are cast to `dtype`, the router too (its product is summed in float32 all the same), except A_log and dt_bias of gated delta
     layers, which stay float32. Tensors of a vision tower and of multi-token prediction are left out and counted in a warning of this
     module's logger. Raises `ConfigError` for settings that are not honoured and `CheckpointError`, before reading any tensor, for those
     that are missing, surplus or of another shape than config.json says.
     """
-    config = read_config(path)
+    config = dataclasses.replace(read_config(path), remat=remat)
     with open_tensors(path) as files:
         sources = huggingface_sources(config, *find_layout(set(files.names())))
         left_out = check_tensors(files, config, sources)
@@ -58,7 +60,7 @@ def load_pretrained(path: str | Path, mesh: Mesh | None = None, dtype: jnp.dtype
             spec = parameter_specs(config)[name]
             sharding = None if mesh is None else partition(spec.shape, spec.axes, mesh)
             reads = [functools.partial(read_source, files, source) for source in sources[name]]
-            kept = jnp.float32 if name.endswith(FLOAT32) else dtype
+            kept = parameter_dtype(name, dtype)
             return place(spec.shape, kept, sharding, *reads) if spec.part is None else place_stacked(spec.shape, kept, sharding, reads)
 
         return CausalLM(config, parameters={name: load(name) for name in sources}, mesh=mesh)

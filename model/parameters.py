@@ -54,6 +54,19 @@ def parameter_specs(config: Config) -> dict[str, Spec]:
     return specs
 
 
+def parameter_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
+    """The type of a parameter of a model of `dtype`: the decay of gated delta layers is computed in float32, and published so too."""
+    return jnp.dtype(jnp.float32) if name.endswith(("A_log", "dt_bias")) else jnp.dtype(dtype)
+
+
+def abstract_parameters(config: Config, dtype: jnp.dtype, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, types and shardings of the parameters, as `load_pretrained` would make them."""
+    return {
+        name: jax.ShapeDtypeStruct(spec.shape, parameter_dtype(name, dtype), sharding=partition(spec.shape, spec.axes, mesh))
+        for name, spec in parameter_specs(config).items()
+    }
+
+
 def count_parameters(config: Config) -> int:
     """Parameters of the backbone, without making any."""
     return sum(math.prod(spec.shape) for spec in parameter_specs(config).values())
@@ -63,7 +76,7 @@ def draw_parameters(config: Config, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float
     """Fresh weights as transformers draws them: normal with deviation 0.02, norms one (the centred ones zero), biases zero, the gated delta
     layers' A uniform in (0.01, 16)."""
 
-    def draw(name: str, shape: tuple[int, ...]) -> jax.Array:
+    def draw(name: str, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
         if name.endswith("norm"):
             return jnp.full(shape, 0.0 if config.gated and not name.endswith("delta_norm") else 1.0, dtype)
         if name.endswith("dt_bias"):
@@ -74,7 +87,7 @@ def draw_parameters(config: Config, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float
             return jnp.log(jax.random.uniform(rngs.params(), shape, minval=0.01, maxval=16.0)).astype(dtype)
         return (0.02 * jax.random.normal(rngs.params(), shape)).astype(dtype)
 
-    return {name: draw(name, spec.shape) for name, spec in parameter_specs(config).items()}
+    return {name: draw(name, spec.shape, parameter_dtype(name, dtype)) for name, spec in parameter_specs(config).items()}
 
 
 def place(parameters: dict[str, jax.Array | np.ndarray], config: Config, mesh: Mesh) -> dict[str, jax.Array]:

@@ -177,6 +177,24 @@ class Learner:
         parts = (self._score(self._frozen, self.bank, params, self._on_mesh(micro)) for micro in micros)
         return np.concatenate([np.asarray(logprobs) for logprobs, _ in parts])
 
+    def lower(self, params: Params, length: int) -> dict[str, jax.stages.Lowered]:
+        """The functions of a step, lowered for micro-batches of rows of `length` tokens; nothing runs.
+
+        Model, bank and `params` may be shapes instead of arrays, and the mesh one of devices that are not there.
+        """
+        shape = (self.config.micro_rows, length)
+        where = None if self._mesh is None else partition(shape, ("batch", None), self._mesh)
+        types = {"mask": jnp.float32, "logprobs": jnp.float32, "advantages": jnp.float32}
+        fields = (field.name for field in dataclasses.fields(Batch))
+        batch = Batch(**{name: jax.ShapeDtypeStruct(shape, types.get(name, jnp.int32), sharding=where) for name in fields})
+        params = self._lay_out(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), params))
+        state = self._start.lower(params, 0).compile().output_shardings
+        state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), jax.eval_shape(self._start, params, 0), state)
+        return {
+            "gradient": self._gradient.lower(self._frozen, self.bank, params, batch, jax.ShapeDtypeStruct((), jnp.float32)),
+            "update": self._apply.lower(state, params),
+        }
+
     # --- the mesh
 
     def _shardings(self, params: Params) -> Params:
@@ -193,9 +211,13 @@ class Learner:
     def _lay_out(self, params: Params) -> Params:
         if self._mesh is None:
             return params
-        return jax.tree.map(
-            lambda x, s: jax.make_array_from_callback(x.shape, s, np.asarray(x).__getitem__), params, self._shardings(params)
-        )
+
+        def put(x: jax.Array | jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.Array | jax.ShapeDtypeStruct:
+            if isinstance(x, jax.ShapeDtypeStruct):
+                return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+            return jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__)
+
+        return jax.tree.map(put, params, self._shardings(params))
 
     def _constrained(self, params: Params) -> Params:
         return params if self._mesh is None else jax.tree.map(jax.lax.with_sharding_constraint, params, self._shardings(params))

@@ -67,6 +67,17 @@ class ModelSection:
 
 
 @section()
+class MeshSection:
+    """How devices share the work; one device needs none of it."""
+
+    data: int = field(1, "copies of the parameters, each with rows of its own", "[1, inf)", changes=True)
+    fsdp: int = field(0, "devices over which parameters are split and rows too; 0: all that the others leave", "[0, inf)", changes=True)
+    expert: int = field(1, "devices over which experts are split", "[1, inf)", changes=True)
+    tensor: int = field(1, "devices over which heads and FFN widths are split", "[1, inf)", changes=True)
+    topology: str | None = field(None, "accelerators that trace-jax preflight compiles for, such as v5p:2x2x4", changes=True)
+
+
+@section()
 class TargetSection:
     """The environment that the agent is to become good at."""
 
@@ -148,6 +159,7 @@ class TrainSection:
     selection_seeds: int = field(64, "unseen seeds of each capability environment, which judge the adapters and the gate", "[1, inf)")
     pack_length: int = field(512, "tokens of a packed row; at least rollout.context", "[16, inf)")
     micro_rows: int = field(8, "packed rows of one gradient step; memory grows with it, the loss does not depend on it", "[1, inf)")
+    remat: bool = field(False, "compute activations again in the backward pass instead of keeping them", changes=True)
     min_group: int = field(2, "a group that infrastructure failures left smaller is dropped", "[2, inf)")
     keep_checkpoints: int = field(2, "checkpoints kept per adapter", "[1, inf)", changes=True)
 
@@ -205,6 +217,7 @@ class Config:
     name: str = field("", "shown in the report", changes=True)
     seed: int = field(0, "seed of everything that is random", "[0, 4294967296)")
     model: ModelSection = ModelSection()
+    mesh: MeshSection = MeshSection()
     target: TargetSection = dataclasses.field(default_factory=TargetSection)  # its knobs are a dictionary
     rollout: RolloutSection = RolloutSection()
     diagnosis: DiagnosisSection = DiagnosisSection()

@@ -31,6 +31,7 @@ from rl.trajectory import Trajectory
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.errors import InputError
+from trace_jax.mesh import make_mesh
 from trace_jax.progress import Progress
 from trace_jax.spent import add_seconds, write_spent
 from trace_jax.workdir import Workdir, policy_name
@@ -91,7 +92,9 @@ class Runtime:
     @functools.cached_property
     def model(self) -> CausalLM:
         try:
-            model = load_pretrained(self.config.model.folder, dtype=jnp.dtype(self.config.model.dtype))
+            mesh = make_mesh(self.config.mesh, jax.devices())
+            dtype, remat = jnp.dtype(self.config.model.dtype), self.config.train.remat
+            model = load_pretrained(self.config.model.folder, mesh, dtype, remat=remat)
         except (ConfigError, CheckpointError) as error:
             raise InputError(f"config field 'model.path': {error}") from error
         context, most = self.config.rollout.context, model.config.max_position_embeddings

@@ -10,6 +10,7 @@ from flax import nnx
 
 import model.decoder_layer
 from model import CausalLM, Routing, init_bank, init_gate
+from model.parameters import abstract_parameters
 from rl.advantages import group_advantages
 from rl.checkpoint import Checkpoints
 from rl.learner import Learner, LearnerConfig
@@ -255,3 +256,22 @@ def test_a_learner_refuses_what_it_does_not_train():
         learner().init(tiny.bank(2))
     with pytest.raises(ValueError, match="Gate of 3 slots"):
         fresh_learner(bank=tiny.bank(2)).init(init_gate(tiny.CONFIG, 4, 0.0, jax.random.key(0)))
+
+
+def test_a_step_is_lowered_from_shapes_alone():
+    """Model, bank and parameters are shapes, as for an accelerator that is not there."""
+    real = tiny.model()
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("fsdp",))
+    net = CausalLM(real.config, mesh=mesh, parameters=abstract_parameters(real.config, jnp.float32, mesh))
+    bank = jax.eval_shape(lambda: init_bank(real.config, 2, 4, 4.0, jax.random.key(0)))
+    gate = jax.eval_shape(lambda: init_gate(real.config, 3, 0.0, jax.random.key(0)))
+    lowered = Learner(net, LearnerConfig(micro_rows=2), bank=bank).lower(gate, 32)
+    gradient = lowered["gradient"].compile()
+    batch = next(pack(tiny.trajectories(), np.ones(12), lengths=(32,), micro_rows=2).micro_batches(2))
+    real_bank, real_gate = tiny.bank(2), init_gate(real.config, 3, 0.0, jax.random.key(0))
+    learner = Learner(CausalLM(real.config, mesh=mesh, parameters=real.parameters()), LearnerConfig(micro_rows=2), bank=real_bank)
+    state = learner.init(real_gate)
+    found, _ = gradient(learner._frozen, learner.bank, state.params, learner._on_mesh(batch), np.float32(batch.action_tokens))
+    expected, _ = learner.gradient(state.params, batch)
+    assert tiny.relative(found, expected) < 1e-6
+    assert lowered["update"].compile() is not None

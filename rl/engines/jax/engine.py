@@ -88,7 +88,7 @@ class JaxEngine:
         self._rows, self._chunk = min(rows, lanes), min(chunk, context)
         self._lengths = sorted({min(n, context) for n in lengths} | {context})
         self._vocabulary = model.config.vocab_size
-        self._model = model.config, model.parameters()
+        self._model = model.config, model.mesh, model.parameters()
         self._cache = init_cache(model.config, lanes, context, model.embed[...].dtype)
         self._compiles = count_compiles()
 

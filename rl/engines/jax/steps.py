@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from model import AdapterBank, Cache, CausalLM, Config, Gate, Routing
 from rl.engines.jax.sampler import sample
@@ -68,9 +69,10 @@ def copy_lanes(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
     return cache.copy(source, target)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "length"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "mesh", "length"), donate_argnames="cache")
 def extend(
     config: Config,
+    mesh: Mesh | None,
     parameters: dict[str, jax.Array],
     cache: Cache,
     bank: AdapterBank | None,
@@ -87,7 +89,7 @@ def extend(
 
     `length`: no position is this high; what lies beyond is not attended to.
     """
-    model = CausalLM(config, parameters=parameters)
+    model = CausalLM(config, mesh=mesh, parameters=parameters)
     steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     inside = steps < count[:, None]
     positions = offset[:, None] + steps
@@ -96,9 +98,10 @@ def extend(
     return cache.put(lanes, jnp.where(inside, positions, cache.length), rows)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "steps", "length"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "mesh", "steps", "length"), donate_argnames="cache")
 def decode(
     config: Config,
+    mesh: Mesh | None,
     parameters: dict[str, jax.Array],
     cache: Cache,
     bank: AdapterBank | None,
@@ -115,7 +118,7 @@ def decode(
     `length`: no lane gets this far within the call, unless it is the context.
     """
     context = cache.length
-    model = CausalLM(config, parameters=parameters)
+    model = CausalLM(config, mesh=mesh, parameters=parameters)
     started = jnp.sum(turn.running)
     routing = slots.routing(gate)
 
