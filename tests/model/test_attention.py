@@ -1,7 +1,6 @@
 """Attention against the plain formula: values, gradients, segments, caches, kernels, meshes, memory."""
 
 import functools
-import os
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from model.attention import attend, attend_cached, segment_positions, segment_starts
+from tests.devices import environment
 
 GROUPS = {"each its own": (3, 3, 8), "two share": (4, 2, 7), "four share": (4, 1, 24)}  # H, K, Dh
 
@@ -142,7 +142,7 @@ print(len(jax.devices()), "devices agree")
 
 
 def test_a_mesh_changes_nothing():
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PJRT_NPROC": "16", "PYTHONPATH": "."}
+    env = environment(8)
     run = subprocess.run([sys.executable, "-c", MESH], env=env, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0 and "8 devices agree" in run.stdout, run.stderr[-4000:]
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +30,7 @@ from model import (
 )
 from model.huggingface_names import huggingface_sources
 from model.parameters import parameter_specs
+from tests.devices import environment
 from tests.model import tiny
 
 KINDS = list(tiny.BASES)
@@ -162,7 +162,7 @@ def test_eight_devices_hold_their_slices(tmp_path, fused):
     net = tiny.checkpoint(tmp_path, "qwen3_5_moe", num_experts=8)
     if fused:
         save_file({name: x.numpy() for name, x in net.state_dict().items()}, tmp_path / "model.safetensors")
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PJRT_NPROC": "16", "PYTHONPATH": "."}
+    env = environment(8)
     run = subprocess.run([sys.executable, "-c", SHARDED, str(tmp_path)], env=env, capture_output=True, text=True, timeout=240)
     assert "8 devices agree" in run.stdout, run.stderr[-2000:]
 

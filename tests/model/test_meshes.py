@@ -1,11 +1,11 @@
 """The same model on every mesh: eight virtual devices give the logits and the adapter gradients of one."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.devices import environment
 from tests.model import tiny
 
 # in a process of its own, since the number of devices is set before JAX starts
@@ -62,6 +62,6 @@ print(len(jax.devices()), "devices agree")
 
 @pytest.mark.parametrize("kind", tiny.CONFIGS)
 def test_eight_devices_give_the_same_logits_and_gradients(kind, tmp_path):
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PJRT_NPROC": "16", "PYTHONPATH": "."}
+    env = environment(8)
     run = subprocess.run([sys.executable, "-c", PROGRAM, kind, str(tmp_path)], env=env, capture_output=True, text=True, timeout=280)
     assert "8 devices agree" in run.stdout, run.stderr[-3000:]

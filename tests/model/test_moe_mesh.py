@@ -1,8 +1,9 @@
 """Experts on every mesh: eight virtual devices give the values and the gradients of one, whatever divides what."""
 
-import os
 import subprocess
 import sys
+
+from tests.devices import environment
 
 # in a process of its own, since the number of devices is set before JAX starts
 PROGRAM = """
@@ -59,8 +60,6 @@ print(len(jax.devices()), "devices agree")
 
 
 def test_every_mesh_gives_the_values_and_gradients_of_one_device():
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # compiling is what takes the time
-    env = os.environ | {"XLA_FLAGS": flags, "PJRT_NPROC": "16", "PYTHONPATH": "."}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment(8), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "8 devices agree" in done.stdout

@@ -1,6 +1,5 @@
 """Arrays on eight virtual devices hold what was read, which was read once and in no larger part than the host needs."""
 
-import os
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 from model.placement import place, place_stacked
+from tests.devices import environment
 
 # in a process of its own, since the number of devices is set before JAX starts
 PROGRAM = """
@@ -90,7 +90,7 @@ assert size == 256 and peak() - before < 1.25 * size, (before, peak())
 
 
 def run(program: str, devices: int) -> str:
-    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PJRT_NPROC": "16", "PYTHONPATH": "."}
+    env = environment(devices)
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -1,12 +1,12 @@
 """The learner on meshes and in several processes: what one device computes, to 1e-5 of the gradient's norm."""
 
-import os
 import socket
 import subprocess
 import sys
 
 import pytest
 
+from tests.devices import environment
 from tests.model import tiny
 
 # in processes of their own, since the number of devices is set before JAX starts
@@ -72,9 +72,8 @@ print(size, "devices agree", flush=True)
 
 
 def start(kind, folder, processes, index, devices, port):
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PJRT_NPROC": "16", "PYTHONPATH": "."}
     words = [sys.executable, "-c", PROGRAM, kind, str(folder), str(processes), str(index), str(port)]
-    return subprocess.Popen(words, env=os.environ | flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, env=environment(devices), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def free_port() -> int:
