@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import sys
 
 # before the first import of jax
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -14,6 +15,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_opti
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import hypothesis  # noqa: E402
+import pytest  # noqa: E402
 
 # the machine may be busy: an example that takes long is no failure; the same examples every time
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
@@ -21,3 +23,11 @@ hypothesis.settings.load_profile("tests")
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that; the tests of Ctrl-C need it as it is in the foreground.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_programs_go_with_their_module():
+    """Else a run of the whole suite holds thousands of them."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()

@@ -55,7 +55,8 @@ for names in ({"data": 1}, {"fsdp": 8}, {"data": 2, "fsdp": 2, "expert": 2}, {"f
     for ours, reference in ((got, logits), (found, gradients)):
         ours, reference = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(y)]) for y in (ours, reference))
         error = np.linalg.norm(ours - reference) / np.linalg.norm(reference)
-        assert error < 2e-5, (names, error)  # float32 sums in another order
+        # float32 sums in another order; recurrent layers make more of them
+        assert error < (5e-5 if kind.startswith("qwen3_5") else 1e-5), (names, error)
 print(len(jax.devices()), "devices agree")
 """
 
