@@ -58,6 +58,7 @@ class Arguments:
     model: str | None = None
     adapter: str | None = None
     input: str | None = None
+    topology: str | None = None
     output: str | None = None
 
 
@@ -107,6 +108,12 @@ COMMANDS = {
         module="trace_jax.evaluate",
         help="success with intervals of policies on the held-out split, side by side",
         flags=("workdir!", "policy!"),
+    ),
+    "preflight": Command(
+        module="trace_jax.preflight.command",
+        help="compiles the run's steps for accelerators that are not there: memory per device, operations, what limits a step",
+        flags=("topology",),
+        lock=False,
     ),
     "score": Command(
         module="trace_jax.score",
@@ -215,6 +222,8 @@ def define_flags(command: Command) -> flags.FlagValues:
         flags.DEFINE_enum("split", None, ["train", "heldout"], "which tasks of the target", flag_values=values)
     if "capability" in names:
         flags.DEFINE_string("capability", None, "this one only; left out, all that were retained", flag_values=values)
+    if "topology" in names:
+        flags.DEFINE_string("topology", None, "accelerators, such as v5p:2x2x4; left out, the config's mesh.topology", flag_values=values)
     if "model" in names:
         flags.DEFINE_string("model", None, "a Hugging Face model folder, local or gs://", flag_values=values)
     if "adapter" in names:

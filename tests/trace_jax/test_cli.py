@@ -97,7 +97,7 @@ def test_the_config_may_be_left_out_once_the_workdir_has_one(probe, capsys):
     "words, expected",
     [
         (["prob"], "did you mean 'probe'"),
-        (["score"], "no command 'score'"),
+        (["trian"], "no command 'trian'"),
         (["probe", "--workdir=x", "--policy=base"], "--config is missing"),
         (["probe", "--config=quickstart", "--policy=base"], "--workdir is missing"),
         (["probe", "--config=quickstart", "--workdir=x"], "--policy is missing"),

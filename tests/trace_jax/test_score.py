@@ -73,6 +73,7 @@ def test_a_missing_file_is_one_line(flag, tmp_path, capsys):
     tiny.checkpoint(tmp_path / "model")
     write(tmp_path / "in.jsonl", [[1, 2]])
     flags = {"model": tmp_path / "model", "input": tmp_path / "in.jsonl", "output": tmp_path / "out.jsonl"} | {flag: tmp_path / "absent"}
+    capsys.readouterr()  # what the checkpoint's writer said
     assert cli.main(["score", *(f"--{name}={path}" for name, path in flags.items())]) == 2
     error = capsys.readouterr().err
     assert "absent" in error and error.count("\n") == 1

@@ -1,0 +1,1 @@
+"""Whether a config fits accelerators that are not there, and what would limit it."""

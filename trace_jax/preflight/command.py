@@ -1,0 +1,121 @@
+"""`trace-jax preflight --topology=NAME`: does a config fit accelerators that are not there, and what limits it.
+
+The real train, gate and decode steps are lowered for a mesh of the topology's devices from the shapes that config.json gives, and compiled.
+No weight is read, no accelerator is needed. A program that does not fit fails here and not an hour after the rent began.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from model import AdapterBank, CausalLM, ConfigError, Gate, init_bank, init_cache, init_gate, read_config
+from model import Config as Architecture
+from model.flops import adapter_step_flops, forward_flops
+from model.parameters import abstract_parameters
+from rl.engines.jax.steps import Slots, Turn, decode
+from rl.learner import Learner
+from trace_jax.cli import Arguments
+from trace_jax.config import Config
+from trace_jax.errors import InputError
+from trace_jax.mesh import make_mesh
+from trace_jax.preflight import accelerators, report
+from trace_jax.preflight.program import compile_program
+from trace_jax.train import learner_config, loss_config
+
+_ADAPTERS = 4  # that the gate and the engine are compiled for
+_STEPS = 16  # tokens of one call of the engine
+
+
+def main(arguments: Arguments) -> None:
+    """Prints the report.
+
+    Raises:
+      InputError: the topology is unknown or cannot be compiled for here, or the config does not go with it.
+      SystemExit: 1, where a program does not fit.
+    """
+    config = arguments.config
+    topology = arguments.topology or config.mesh.topology
+    if not topology:
+        raise InputError("--topology is missing: name accelerators, such as v5e:4x4, v5p:2x2x4, v6e:4x4 or h100:8, or set mesh.topology")
+    accelerator = accelerators.find(topology)
+    devices = accelerators.topology_devices(topology)
+    mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices), ("fsdp",))
+    try:
+        architecture = dataclasses.replace(read_config(config.model.folder), remat=config.train.remat)
+    except ConfigError as error:
+        raise InputError(f"config field 'model.path': {error}") from error
+    programs, flops = [], {}
+    for name, (lowered, operations) in lower_all(config, architecture, mesh).items():
+        programs.append(compile_program(name, lowered))
+        flops[name] = operations / mesh.size
+    print(report.render(config.name, topology, accelerator, programs, flops))
+    if not all(report.fits(program, accelerator) for program in programs):
+        raise SystemExit(1)
+
+
+def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> dict[str, tuple[jax.stages.Lowered, float]]:
+    """{name: (what is compiled, its operations on all devices together)} of the steps that a run of this config takes."""
+    dtype, train, length = jnp.dtype(config.model.dtype), config.train, config.train.pack_length
+    model = CausalLM(architecture, mesh=mesh, parameters=abstract_parameters(architecture, dtype, mesh))
+    key = jax.random.key(0)
+
+    def bank(k: int) -> AdapterBank:
+        return jax.eval_shape(lambda: init_bank(architecture, k, train.rank, train.alpha, key))
+
+    settings, loss = learner_config(config, train.learning_rate, 0, train.iterations), loss_config(train)
+    gate = jax.eval_shape(lambda: init_gate(architecture, _ADAPTERS + 1, config.gate.base_bias, key))
+    tokens = train.micro_rows * length
+    adapter_step = adapter_step_flops(architecture, tokens, length, train.rank, remat=train.remat)
+    gate_step = adapter_step_flops(architecture, tokens, length, train.rank * _ADAPTERS, remat=train.remat)
+    one = Learner(model, settings, loss).lower(bank(1), length)
+    gated = Learner(model, settings, loss, bank=bank(_ADAPTERS)).lower(gate, length)
+    decoded = forward_flops(architecture, config.rollout.lanes * _STEPS, 1, rank=train.rank * _ADAPTERS, keys=config.rollout.context)
+    return {
+        "adapter gradient": (one["gradient"], adapter_step),
+        "adapter update": (one["update"], 0.0),
+        "gate gradient": (gated["gradient"], gate_step),
+        f"decode, {_STEPS} tokens": (lower_decode(config, model, bank(_ADAPTERS), gate, mesh), decoded),
+    }
+
+
+def lower_decode(config: Config, model: CausalLM, bank: AdapterBank, gate: Gate, mesh: Mesh) -> jax.stages.Lowered:
+    """The engine's decoding step of the routed model, all lanes in use up to the whole context."""
+    lanes, context = config.rollout.lanes, config.rollout.context
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def laid_out(tree, shardings):
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+    def repeated(tree):
+        return laid_out(tree, jax.tree.map(lambda _: whole, tree))
+
+    cache = jax.eval_shape(lambda: init_cache(model.config, lanes, context, jnp.dtype(config.model.dtype)))
+    slots = Slots(jax.ShapeDtypeStruct((lanes, _ADAPTERS + 1), jnp.float32), jax.ShapeDtypeStruct((lanes,), bool))
+    integers, floats = (jax.ShapeDtypeStruct((lanes,), dtype) for dtype in (jnp.int32, jnp.float32))
+    turn = Turn(
+        token=integers,
+        position=integers,
+        running=jax.ShapeDtypeStruct((lanes,), bool),
+        remaining=integers,
+        keys=jax.ShapeDtypeStruct((lanes, 2), jnp.uint32),
+        temperature=floats,
+        stop=jax.ShapeDtypeStruct((lanes, 4), jnp.int32),
+    )
+    return decode.lower(
+        model.config,
+        mesh,
+        model.parameters(),
+        laid_out(cache, cache.shardings(mesh)),
+        repeated(bank),
+        repeated(gate),
+        repeated(slots),
+        repeated(turn),
+        jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+        steps=_STEPS,
+        length=context,
+    )
