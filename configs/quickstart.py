@@ -2,7 +2,7 @@
 
 Command:   trace-jax run --config=quickstart --workdir=trace-run
 Hardware:  two CPU cores, 4 GB of memory (1.3 GB were used)
-Time:      3 to 4 minutes
+Time:      2 to 4 minutes
 Expected:  four capabilities retained; held-out success of the base about 40 %, of the best single adapter about 49 %, of the composed
            agent about 77 % (73 to 82 over three seeds)
 """
