@@ -10,6 +10,7 @@ shards heads and FFN widths. The batch is split over the first three, so that no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -50,9 +51,15 @@ def partition(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh) -> N
     return NamedSharding(mesh, PartitionSpec(*(names[0] if len(names) == 1 else names or None for names in split)))
 
 
-def distribute(x: np.ndarray, axes: Sequence[str | None], mesh: Mesh) -> jax.Array:
-    """An array that every process holds whole, laid out over the mesh by its axes' meaning."""
-    return jax.make_array_from_callback(x.shape, partition(x.shape, axes, mesh), lambda index: x[index])
+def distribute(tree: Any, shardings: Any) -> Any:
+    """Arrays that every process holds whole, each laid out by the sharding at its place of an equal tree; shapes stay shapes."""
+
+    def put(x: jax.Array | np.ndarray | jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.Array | jax.ShapeDtypeStruct:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        return jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__)
+
+    return jax.tree.map(put, tree, shardings)
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:

@@ -182,14 +182,13 @@ class Learner:
 
         Model, bank and `params` may be shapes instead of arrays, and the mesh one of devices that are not there.
         """
-        shape = (self.config.micro_rows, length)
-        where = None if self._mesh is None else partition(shape, ("batch", None), self._mesh)
         types = {"mask": jnp.float32, "logprobs": jnp.float32, "advantages": jnp.float32}
         fields = (field.name for field in dataclasses.fields(Batch))
-        batch = Batch(**{name: jax.ShapeDtypeStruct(shape, types.get(name, jnp.int32), sharding=where) for name in fields})
+        rows = {name: jax.ShapeDtypeStruct((self.config.micro_rows, length), types.get(name, jnp.int32)) for name in fields}
+        batch = self._on_mesh(Batch(**rows))
         params = self._lay_out(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), params))
-        state = self._start.lower(params, 0).compile().output_shardings
-        state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), jax.eval_shape(self._start, params, 0), state)
+        state = jax.eval_shape(self._start, params, 0)
+        state = state if self._mesh is None else distribute(state, self._state_shardings(state))
         return {
             "gradient": self._gradient.lower(self._frozen, self.bank, params, batch, jax.ShapeDtypeStruct((), jnp.float32)),
             "update": self._apply.lower(state, params),
@@ -208,36 +207,28 @@ class Learner:
         factors = ({n: sharding(x, axes[n]) for n, x in half.items()} for half, axes in zip(params.factors, self._axes, strict=True))
         return AdapterBank(*factors, sharding(params.scale, (None,)))
 
+    def _state_shardings(self, state: LearnerState) -> LearnerState:
+        """The optimizer's arrays lie as the parameters that they belong to; all else is whole everywhere."""
+        whole = NamedSharding(self._mesh, PartitionSpec())
+        params = self._shardings(state.params)
+        opt_state = optax.tree_utils.tree_map_params(
+            self._optimizer, lambda _, sharding: sharding, state.opt_state, params, transform_non_params=lambda _: whole
+        )
+        return LearnerState(params, opt_state, whole, whole)
+
     def _lay_out(self, params: Params) -> Params:
-        if self._mesh is None:
-            return params
-
-        def put(x: jax.Array | jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.Array | jax.ShapeDtypeStruct:
-            if isinstance(x, jax.ShapeDtypeStruct):
-                return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-            return jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__)
-
-        return jax.tree.map(put, params, self._shardings(params))
+        return params if self._mesh is None else distribute(params, self._shardings(params))
 
     def _constrained(self, params: Params) -> Params:
-        return params if self._mesh is None else jax.tree.map(jax.lax.with_sharding_constraint, params, self._shardings(params))
+        return params if self._mesh is None else jax.lax.with_sharding_constraint(params, self._shardings(params))
 
     def _constrained_state(self, state: LearnerState) -> LearnerState:
-        if self._mesh is None:
-            return state
-        whole = NamedSharding(self._mesh, PartitionSpec())
-        opt_state = optax.tree_utils.tree_map_params(
-            self._optimizer,
-            jax.lax.with_sharding_constraint,
-            state.opt_state,
-            self._shardings(state.params),
-            transform_non_params=lambda x: jax.lax.with_sharding_constraint(x, whole),
-        )
-        step, rng = (jax.lax.with_sharding_constraint(x, whole) for x in (state.step, state.rng))
-        return LearnerState(self._constrained(state.params), opt_state, step, rng)
+        return state if self._mesh is None else jax.lax.with_sharding_constraint(state, self._state_shardings(state))
 
     def _on_mesh(self, batch: Batch) -> Batch:
-        return batch if self._mesh is None else jax.tree.map(lambda x: distribute(x, ("batch", None), self._mesh), batch)
+        if self._mesh is None:
+            return batch
+        return distribute(batch, jax.tree.map(lambda x: partition(x.shape, ("batch", None), self._mesh), batch))
 
     # --- what is compiled
 

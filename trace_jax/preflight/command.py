@@ -13,16 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from model import AdapterBank, CausalLM, ConfigError, Gate, init_bank, init_cache, init_gate, read_config
+from model import AdapterBank, CausalLM, Gate, init_bank, init_cache, init_gate
 from model import Config as Architecture
 from model.flops import adapter_step_flops, forward_flops
 from model.parameters import abstract_parameters
+from model.sharding import distribute
 from rl.engines.jax.steps import Slots, Turn, decode
 from rl.learner import Learner
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.errors import InputError
 from trace_jax.mesh import make_mesh
+from trace_jax.params import read_architecture
 from trace_jax.preflight import accelerators, report
 from trace_jax.preflight.program import compile_program
 from trace_jax.train import learner_config, loss_config
@@ -45,10 +47,7 @@ def main(arguments: Arguments) -> None:
     accelerator = accelerators.find(topology)
     devices = accelerators.topology_devices(topology)
     mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices), ("fsdp",))
-    try:
-        architecture = dataclasses.replace(read_config(config.model.folder), remat=config.train.remat)
-    except ConfigError as error:
-        raise InputError(f"config field 'model.path': {error}") from error
+    architecture = dataclasses.replace(read_architecture(config), remat=config.train.remat)
     programs, flops = [], {}
     for name, (lowered, operations) in lower_all(config, architecture, mesh).items():
         programs.append(compile_program(name, lowered))
@@ -88,11 +87,8 @@ def lower_decode(config: Config, model: CausalLM, bank: AdapterBank, gate: Gate,
     lanes, context = config.rollout.lanes, config.rollout.context
     whole = NamedSharding(mesh, PartitionSpec())
 
-    def laid_out(tree, shardings):
-        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
-
     def repeated(tree):
-        return laid_out(tree, jax.tree.map(lambda _: whole, tree))
+        return distribute(tree, jax.tree.map(lambda _: whole, tree))
 
     cache = jax.eval_shape(lambda: init_cache(model.config, lanes, context, jnp.dtype(config.model.dtype)))
     slots = Slots(jax.ShapeDtypeStruct((lanes, _ADAPTERS + 1), jnp.float32), jax.ShapeDtypeStruct((lanes,), bool))
@@ -110,7 +106,7 @@ def lower_decode(config: Config, model: CausalLM, bank: AdapterBank, gate: Gate,
         model.config,
         mesh,
         model.parameters(),
-        laid_out(cache, cache.shardings(mesh)),
+        distribute(cache, cache.shardings(mesh)),
         repeated(bank),
         repeated(gate),
         repeated(slots),
