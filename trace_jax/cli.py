@@ -129,6 +129,24 @@ COMMANDS = {
 }
 
 
+# every flag of a command: how absl defines it, its default, for a choice what there is, and its help
+FLAGS = {
+    "config": (flags.DEFINE_string, None, "a name in configs/, or PATH.py; left out, the workdir's"),
+    "workdir": (flags.DEFINE_string, None, "folder that the run lives in"),
+    "results": (flags.DEFINE_list, [], "result files of one domain each, with commas between"),
+    "policy": (flags.DEFINE_list, [], "base, adapter:CAPABILITY, uniform, router or composed; with commas between"),
+    "split": (flags.DEFINE_enum, None, ["train", "heldout"], "which tasks of the target"),
+    "capability": (flags.DEFINE_string, None, "this one only; left out, all that were retained"),
+    "topology": (flags.DEFINE_string, None, "accelerators, such as v5p:2x2x4; left out, the config's mesh.topology"),
+    "model": (flags.DEFINE_string, None, "a Hugging Face model folder, local or gs://"),
+    "adapter": (flags.DEFINE_string, None, "a PEFT adapter folder; left out, the model alone"),
+    "input": (flags.DEFINE_string, None, 'file of lines {"tokens": [...]}'),
+    "output": (flags.DEFINE_string, None, 'file to write, lines {"logprobs": [null, ...]}'),
+    "what": (flags.DEFINE_string, None, "adapter:CAPABILITY, merged:CAPABILITY or composed"),
+    "out": (flags.DEFINE_string, None, "folder to write to"),
+}
+
+
 def main(argv: list[str]) -> int:
     """Runs one command and returns the exit code.
 
@@ -211,31 +229,9 @@ def define_flags(command: Command) -> flags.FlagValues:
     values = flags.FlagValues()
     values.set_gnu_getopt(True)
     names = {flag.rstrip("!") for flag in command.flags}
-    flags.DEFINE_string("config", None, "a name in configs/, or PATH.py; left out, the workdir's", flag_values=values)
-    if "workdir" in names:
-        flags.DEFINE_string("workdir", None, "folder that the run lives in", flag_values=values)
-    if "results" in names:
-        flags.DEFINE_list("results", [], "result files of one domain each, with commas between", flag_values=values)
-    if "policy" in names:
-        flags.DEFINE_list("policy", [], "base, adapter:CAPABILITY, uniform, router or composed; with commas between", flag_values=values)
-    if "split" in names:
-        flags.DEFINE_enum("split", None, ["train", "heldout"], "which tasks of the target", flag_values=values)
-    if "capability" in names:
-        flags.DEFINE_string("capability", None, "this one only; left out, all that were retained", flag_values=values)
-    if "topology" in names:
-        flags.DEFINE_string("topology", None, "accelerators, such as v5p:2x2x4; left out, the config's mesh.topology", flag_values=values)
-    if "model" in names:
-        flags.DEFINE_string("model", None, "a Hugging Face model folder, local or gs://", flag_values=values)
-    if "adapter" in names:
-        flags.DEFINE_string("adapter", None, "a PEFT adapter folder; left out, the model alone", flag_values=values)
-    if "input" in names:
-        flags.DEFINE_string("input", None, 'file of lines {"tokens": [...]}', flag_values=values)
-    if "output" in names:
-        flags.DEFINE_string("output", None, 'file to write, lines {"logprobs": [null, ...]}', flag_values=values)
-    if "what" in names:
-        flags.DEFINE_string("what", None, "adapter:CAPABILITY, merged:CAPABILITY or composed", flag_values=values)
-    if "out" in names:
-        flags.DEFINE_string("out", None, "folder to write to", flag_values=values)
+    for name, (define, *settings) in FLAGS.items():
+        if name == "config" or name in names:
+            define(name, *settings, flag_values=values)
     return values
 
 
