@@ -17,6 +17,7 @@ Shape letters: B batch, T time, D model width, H query heads, K key-value heads,
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -238,9 +239,15 @@ def _unroll_layers(
     return x, Cache(tuple(entries)), _collect(extras, jnp.stack)
 
 
+@functools.cache
+def _parts(config: Config) -> dict[str, Part | None]:
+    """The part that each parameter of the layers belongs to; asked for once a layer while a step is traced."""
+    return {name.removeprefix("layers."): spec.part for name, spec in parameter_specs(config).items()}
+
+
 def _map_stacks(config: Config, function: Callable[[Part, jax.Array], jax.Array | None], stacks: Weights) -> Weights:
     """`function` of each array and the part that it belongs to; where it gives None the array is left out."""
-    parts = {name.removeprefix("layers."): spec.part for name, spec in parameter_specs(config).items()}
+    parts = _parts(config)
 
     def named(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         mapped = {name: function(parts[name], x) for name, x in arrays.items()}

@@ -22,7 +22,7 @@ from model.errors import CheckpointError
 from model.export_hf import write_json
 from model.gate import Gate
 from model.huggingface_names import MODULES, layers_with
-from model.lora import AdapterBank
+from model.lora import AdapterBank, bank_shapes
 from model.tensor_files import LazyTensor, TensorFiles, exists, open_tensors, read_text, write_tensors
 
 FORMAT = 1  # see `composed_hf/modeling_trace.py`
@@ -119,12 +119,10 @@ def _turn_b(b: jax.Array) -> np.ndarray:
 
 
 def _check(config: Config, bank: AdapterBank, gate: Gate, slots: Sequence[str]) -> None:
-    k, layers, projections = bank.size, config.num_hidden_layers, config.projections()
-    if bank.a.keys() != projections.keys():
-        raise ValueError(f"the bank adapts {', '.join(sorted(bank.a))}, the base has {', '.join(sorted(projections))}")
-    for name, p in projections.items():
-        lead = (config.count(p.part), k, *([p.experts] if p.experts else []))
-        want = (*lead, p.width, bank.rank), (*lead, bank.rank, p.out)
+    k, layers, shapes = bank.size, config.num_hidden_layers, bank_shapes(config, bank.size, bank.rank)
+    if bank.a.keys() != shapes.keys():
+        raise ValueError(f"the bank adapts {', '.join(sorted(bank.a))}, the base has {', '.join(sorted(shapes))}")
+    for name, want in shapes.items():
         if (got := (bank.a[name].shape, bank.b[name].shape)) != want:
             raise ValueError(f"the bank's {name} has shapes {got}, the base implies {want}; it was made for another base")
     if gate.kernel.shape != (layers, config.hidden_size, k + 1) or gate.bias.shape != (layers, k + 1):

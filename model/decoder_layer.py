@@ -144,8 +144,7 @@ def _sparse(
     """The experts' part, and the expert ids [B, T, k]. `replay` says which experts to take; their weights are the router's all the same."""
     config, w = context.config, layer.w
     experts, weights = route(h, w["router"], config.num_experts_per_tok, config.norm_topk_prob, replay)
-    factors = ({n: x for n, x in f.items() if n.startswith("expert_")} for f in (layer.a, layer.b))
-    y = expert_ffn(h, experts, weights, w, tuple(factors), ranks, mesh=context.mesh, implementation=config.moe)
+    y = expert_ffn(h, experts, weights, w, (layer.a, layer.b), ranks, mesh=context.mesh, implementation=config.moe)
     if "shared_router" in w:
         shared = project("shared_down", jax.nn.silu(project("shared_gate", h)) * project("shared_up", h))
         y += jax.nn.sigmoid(dense(h, w["shared_router"])) * shared

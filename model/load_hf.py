@@ -56,8 +56,10 @@ def load_pretrained(path: str | Path, mesh: Mesh | None = None, dtype: jnp.dtype
             counts = ", ".join(f"{count} {what}" for what, count in left_out.items())
             _LOG.warning("%s: left out tensors that the decoder of text does not use: %s", path, counts)
 
+        specs = parameter_specs(config)
+
         def load(name: str) -> jax.Array:
-            spec = parameter_specs(config)[name]
+            spec = specs[name]
             sharding = None if mesh is None else partition(spec.shape, spec.axes, mesh)
             reads = [functools.partial(read_source, files, source) for source in sources[name]]
             kept = parameter_dtype(name, dtype)

@@ -47,13 +47,21 @@ class AdapterBank:
         return next(iter(self.a.values())).shape[-1]
 
 
+def bank_shapes(config: Config, k: int, rank: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """{projection: the shapes of its A and B} in a bank of `k` adapters."""
+    shapes = {}
+    for name, p in config.projections().items():
+        lead = (config.count(p.part), k, *([p.experts] if p.experts else []))
+        shapes[name] = (*lead, p.width, rank), (*lead, rank, p.out)
+    return shapes
+
+
 def init_bank(config: Config, k: int, rank: int, alpha: float, rng: jax.Array, dtype: jnp.dtype = jnp.float32) -> AdapterBank:
     """K adapters that do nothing yet: A normal with variance 1 / in, B zero."""
-    projections, a, b = config.projections(), {}, {}
-    for key, (name, p) in zip(jax.random.split(rng, len(projections)), projections.items(), strict=True):
-        lead = (config.count(p.part), k, *([p.experts] if p.experts else []))
-        a[name] = jax.random.normal(key, (*lead, p.width, rank), dtype) * p.width**-0.5
-        b[name] = jnp.zeros((*lead, rank, p.out), dtype)
+    shapes, a, b = bank_shapes(config, k, rank), {}, {}
+    for key, (name, (shape_a, shape_b)) in zip(jax.random.split(rng, len(shapes)), shapes.items(), strict=True):
+        a[name] = jax.random.normal(key, shape_a, dtype) * shape_a[-2] ** -0.5
+        b[name] = jnp.zeros(shape_b, dtype)
     return AdapterBank(a, b, jnp.full((k,), alpha / rank, jnp.float32))
 
 

@@ -116,7 +116,7 @@ def expert_ffn(
       x: [B, T, D].
       experts, weights: [B, T, k], see `route`.
       w: expert_gate and expert_up [E, D, F], expert_down [E, F, D]; other names are not looked at.
-      factors: a[name] [K, E, in, R] and b[name] [K, E, R, out]; any of the three names may be absent.
+      factors: a[name] [K, E, in, R] and b[name] [K, E, R, out]; any of the three names may be absent, others are not looked at.
       ranks: [B | 1, T | 1, K * R], see `model.lora.rank_mask`; needed if there are factors.
       mesh: axes as in `model.sharding`; an axis that does not divide the batch, E or F leaves it whole.
       implementation: see `model.grouped`.

@@ -23,7 +23,7 @@ from model.config import Config
 from model.errors import CheckpointError
 from model.export_hf import write_json
 from model.huggingface_names import MODULES, layers_with
-from model.lora import AdapterBank
+from model.lora import AdapterBank, bank_shapes
 from model.tensor_files import LazyTensor, TensorFiles, open_tensors, read_text, write_tensors
 
 _KEY = re.compile(r"base_model\.model\.(model|model\.language_model|language_model\.model)\.(layers\.\d+\..+)\.lora_([AB])\.weight")
@@ -133,10 +133,8 @@ def load_peft(path: str | Path, config: Config) -> AdapterBank:
         if problems or not pairs:
             shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
             raise CheckpointError(f"{path}/adapter_model.safetensors: {shown or 'no adapter weights'}")
-        rank, a, b = max(pair.rank for pair in pairs), {}, {}
-        for name, p in config.projections().items():
-            lead = (config.count(p.part), 1, *([p.experts] if p.experts else []))
-            a[name], b[name] = np.zeros((*lead, p.width, rank), np.float32), np.zeros((*lead, rank, p.out), np.float32)
+        shapes = bank_shapes(config, 1, max(pair.rank for pair in pairs))
+        a, b = ({name: np.zeros(pair[half], np.float32) for name, pair in shapes.items()} for half in (0, 1))
         for pair, half_a, half_b in _read_pairs(files, pairs):
             for name, where, part_a, part_b in _parts(pair, half_a, half_b, config):
                 a[name][*where, ..., : pair.rank] = part_a

@@ -35,9 +35,8 @@ def main(arguments: Arguments) -> None:
     with open_runtime(arguments) as runtime:
         write = _writer(runtime, kind, capability)
         try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            if out.exists():
-                out.rmdir()  # empty; the folder of a composed model appears as a whole
+            out.mkdir(parents=True, exist_ok=True)
+            out.rmdir()  # it can be made; that of a composed model appears as a whole
             write(out)
         except OSError as error:
             raise InputError(f"--out={out}: {error.strerror}; give a folder that can be written") from error

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from model.sharding import AXES
 from trace_jax.config import MeshSection
 from trace_jax.errors import InputError
 
@@ -19,7 +20,7 @@ def make_mesh(section: MeshSection, devices: Sequence[jax.Device]) -> Mesh | Non
     Raises:
       InputError: the axes do not multiply to the number of devices.
     """
-    sizes = {"data": section.data, "fsdp": section.fsdp, "expert": section.expert, "tensor": section.tensor}
+    sizes = {axis: getattr(section, axis) for axis in AXES}
     rest = math.prod(size for name, size in sizes.items() if name != "fsdp")
     if len(devices) % rest:
         raise InputError(f"config section 'mesh': data x expert x tensor = {rest} does not divide the {len(devices)} devices")

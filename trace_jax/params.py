@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from model import Config as Architecture
 from model import ConfigError, count_adapter_parameters, count_gate_parameters, count_parameters, read_config
 from trace_jax.cli import Arguments
+from trace_jax.config import Config
 from trace_jax.errors import InputError
+
+
+def read_architecture(config: Config) -> Architecture:
+    """What the model of a run is; no weights are read.
+
+    Raises:
+      InputError: the model's config cannot be honoured.
+    """
+    try:
+        return read_config(config.model.folder)
+    except ConfigError as error:
+        raise InputError(f"config field 'model.path': {error}") from error
 
 
 def main(arguments: Arguments) -> None:
@@ -14,10 +28,7 @@ def main(arguments: Arguments) -> None:
       InputError: the model's config cannot be honoured.
     """
     config = arguments.config
-    try:
-        architecture = read_config(config.model.folder)
-    except ConfigError as error:
-        raise InputError(f"config field 'model.path': {error}") from error
+    architecture = read_architecture(config)
     total = count_parameters(architecture)
     adapter = count_adapter_parameters(architecture, config.train.rank)
     print(f"model                        {total:>16,}")

@@ -29,6 +29,7 @@ import transformers
 from flax import nnx
 
 from model import CausalLM, Config, Routing, init_bank, init_gate, read_config, save_peft, save_pretrained, token_logprobs
+from model.flops import forward_flops
 
 T, RANK, ADAPTERS = 1024, 16, 4
 _LARGE = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64}
@@ -37,16 +38,6 @@ CONFIGS = {
     "dense": Config(**_LARGE),
     "moe": Config(**_LARGE, model_type="qwen3_moe", num_experts=16, num_experts_per_tok=4, moe_intermediate_size=768, norm_topk_prob=True),
 }
-
-
-def flops(config: Config, tokens: int) -> float:
-    """Of one forward pass over one row, two a multiply-add: the products of each token, and the causal half of attention."""
-    per_token = config.vocab_size * config.hidden_size
-    for projection in config.projections().values():
-        times = config.num_experts_per_tok if projection.experts else 1
-        per_token += config.count(projection.part) * times * projection.width * projection.out
-    attention = config.num_hidden_layers * config.num_attention_heads * config.head_dim * tokens * (tokens + 1)
-    return 2.0 * (per_token * tokens + attention)
 
 
 def ours(config: Config, tokens: np.ndarray, folder: pathlib.Path, dtype: jnp.dtype) -> dict:
@@ -126,7 +117,7 @@ def main() -> None:
         for name, config in (CONFIGS | {"quickstart": quickstart}).items():
             folder = pathlib.Path(scratch) / name
             tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1 if name in CONFIGS else 4, T if name in CONFIGS else 256))
-            work[name] = flops(config, tokens.shape[1]) * tokens.shape[0], tokens.size
+            work[name] = forward_flops(config, tokens.size, tokens.shape[1]), tokens.size
             for kind, run in ours(config, tokens, folder, dtype).items():
                 runs[name, kind, "ours"] = run
             for kind, run in theirs(folder, tokens, getattr(torch, options.dtype)).items():

@@ -12,6 +12,7 @@ import transformers
 from flax import nnx
 
 from model import AdapterBank, CausalLM, Config, Gate, Output, parse_config
+from model.lora import bank_shapes
 from model.parameters import parameter_specs
 
 torch.set_num_threads(1)
@@ -144,10 +145,9 @@ def model(seed: int = 0, config: Config = CONFIG, **changes) -> CausalLM:
 def bank(config: Config = CONFIG, adapters: int = 1, rank: int = 4, seed: int = 1, size: float = 0.2) -> AdapterBank:
     """Random adapters whose B is not zero."""
     random, a, b = np.random.default_rng(seed), {}, {}
-    for name, p in config.projections().items():
-        lead = (config.count(p.part), adapters, *([p.experts] if p.experts else []))
-        a[name] = jnp.asarray(p.width**-0.5 * random.standard_normal((*lead, p.width, rank), np.float32))
-        b[name] = jnp.asarray(size * random.standard_normal((*lead, rank, p.out), np.float32))
+    for name, (shape_a, shape_b) in bank_shapes(config, adapters, rank).items():
+        a[name] = jnp.asarray(shape_a[-2] ** -0.5 * random.standard_normal(shape_a, np.float32))
+        b[name] = jnp.asarray(size * random.standard_normal(shape_b, np.float32))
     return AdapterBank(a, b, jnp.linspace(1.0, 2.0, adapters))
 
 

@@ -74,7 +74,7 @@ def test_bad_input_leaves_nothing_behind(runtime, tmp_path):
     for name in ("full", "file"):
         with pytest.raises(InputError, match=f"--out=.*{name}: exists already"):
             run(runtime, f"adapter:{ONE}", tmp_path / name)
-    with pytest.raises(InputError, match="--out=.*(Not a directory|File exists); give a folder that can be written"):
+    with pytest.raises(InputError, match="--out=.*Not a directory; give a folder that can be written"):
         run(runtime, f"adapter:{ONE}", tmp_path / "file" / "below")
 
 

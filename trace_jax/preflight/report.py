@@ -147,7 +147,7 @@ def advice(program: Program | DoesNotFit, accelerator: Accelerator) -> Iterator[
         steps.append(f"rollout.lanes down, to 1/{math.ceil(factor)} at most: {shrunk}, and the cache is an argument that shrinks too")
         steps.append("rollout.context down: the cache is lanes x context")
     else:
-        steps.append(f"train.remat to a policy that stores less: {shrunk}")
+        steps.append(f"train.remat=true, if it is not yet, stores less: {shrunk}")
         steps.append(f"train.micro_rows down, to 1/{math.ceil(factor)}: activations are linear in it, the loss does not depend on it")
         steps.append("train.pack_length down, if the longest episode allows: activations are linear in it too")
     if isinstance(program, Program):
