@@ -248,7 +248,8 @@ class Learner:
                 f"the batch has expert ids of {batch.experts.shape[2]} layers and {batch.experts.shape[3]} experts a token, "
                 f"the model has {sparse} sparse layers and {self._model.num_experts_per_tok}"
             )
-        return [jax.device_put(self._on_mesh(micro)) for micro in batch.micro_batches(self.config.micro_rows)]
+        put = jax.device_put if self._mesh is None else self._on_mesh
+        return [put(micro) for micro in batch.micro_batches(self.config.micro_rows)]
 
     def _accumulated(self, params: Params, micros: list[Batch], action_tokens: float) -> tuple[Params, Metrics]:
         tokens, total = np.float32(action_tokens), None
