@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -170,6 +171,23 @@ def join(job: Job) -> Processes:
     if not processes.leads:
         sys.stdout = open(os.devnull, "w")
     return processes
+
+
+def leave(code: int) -> None:
+    """Ends a process of several with an exit code other than 0, whether the others end too or not; nothing for one on its own.
+
+    They are waited for, so that processes that were all told to end do so in peace. One that ends alone must not wait for long: the others
+    stand in a step of which it is part, and learn that it is lost from its silence.
+    """
+    jax = sys.modules.get("jax")
+    if not code or jax is None or not jax.distributed.is_initialized():
+        return
+    farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    farewell.start()
+    farewell.join(_LEAVE / 2)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _checked(coordinator: str | None, count: int | None, index: int | None, names: tuple[str, ...]) -> Job:

@@ -204,13 +204,15 @@ class Runtime:
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """A stage of the plan: its progress, and its cost in `spent.json`."""
-        began = time.monotonic()
+        began, done = time.monotonic(), False
         try:
             with self.progress.stage(name, self._stages[name]):
                 yield
+            done = True
         finally:
-            add_seconds(self.workdir, name, time.monotonic() - began)
-            write_spent(self.workdir)
+            if done or self.processes.count == 1:  # a process that was interrupted alone asks nothing of the others
+                add_seconds(self.workdir, name, time.monotonic() - began)
+                write_spent(self.workdir)
 
     def tasks(self, package: Package, split: str, first: int, seeds: int, rollouts: int, *, earlier: int = 0) -> list[Task]:
         """`rollouts` tasks for each of `seeds` seeds from `first` on; the rollouts of a seed are one group.
