@@ -4,6 +4,7 @@ The file is a program too: `python -m tests.rl.test_checkpoint_mesh MODEL PROCES
 `write:FOLDER:fsdp=2` and `read:FOLDER:data=2,fsdp=2,expert=2`, since the number of devices is set before JAX starts.
 """
 
+import functools
 import pathlib
 import socket
 import subprocess
@@ -29,13 +30,14 @@ def batch() -> Batch:
     return pack(found, np.random.default_rng(1).normal(size=len(found)), lengths=(48,), micro_rows=8)
 
 
+@functools.cache
 def start(model: str, mesh: str) -> tuple[Learner, Callable[[], LearnerState]]:
     """A learner on a mesh like `data=2,fsdp=4`, or on one device, and what makes its first state, B not zero."""
     axes = {name: int(size) for name, size in (axis.split("=") for axis in mesh.split(",") if axis)}
     layout = Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes)) if axes else None
-    learner = Learner(load_pretrained(model, layout), LearnerConfig(micro_rows=8, learning_rate=1e-2))
-    config = load_pretrained(model).config
-    fresh, random = init_bank(config, 1, 4, 8.0, jax.random.key(0)), np.random.default_rng(2)
+    net = load_pretrained(model, layout)
+    learner = Learner(net, LearnerConfig(micro_rows=8, learning_rate=1e-2))
+    fresh, random = init_bank(net.config, 1, 4, 8.0, jax.random.key(0)), np.random.default_rng(2)
     b = {name: 0.2 * random.standard_normal(x.shape).astype(np.float32) for name, x in fresh.b.items()}
     return learner, lambda: learner.init(AdapterBank(fresh.a, b, fresh.scale), seed=5)
 
