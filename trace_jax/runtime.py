@@ -49,6 +49,7 @@ TRAINING = 2_000_000
 GATE = 3_000_000
 GATE_TRAINING = 4_000_000
 SELECTION = 5_000_000  # held-out seeds of the capability environments, which decide what is kept
+VALIDATION = 6_000_000  # others, which decide which iteration's adapter, or gate, is the best
 HELDOUT_TASKS = 9_000_000
 _APART = 1_000_000  # seeds of one purpose
 
@@ -59,13 +60,15 @@ def plan(config: Config, capabilities: int = 4) -> dict[str, float]:
     """The stages of a run and the rollouts of each, which is what most of its time goes into."""
     train, gate, synthesis, evaluation = config.train, config.gate, config.synthesis, config.evaluation
     selection = train.selection_seeds * capabilities
+    batch = train.groups * train.group_size
     return {
         "rollouts": config.target.train_tasks * config.diagnosis.trials,
         "diagnose": 1,
         "synthesize": synthesis.calibration_seeds * synthesis.calibration_rollouts * capabilities,
-        "train": train.iterations * train.groups * train.group_size * capabilities + 2 * selection,
+        "train": (train.iterations * batch + train.validations(train.iterations) * train.validation_seeds) * capabilities + 2 * selection,
         "compose": capabilities * (gate.successes + gate.table_seeds * (capabilities + 4))
-        + gate.grpo_iterations * train.groups * train.group_size
+        + gate.grpo_iterations * batch
+        + train.validations(gate.grpo_iterations) * train.validation_seeds
         + selection * (capabilities + 7),
         "evaluate": evaluation.tasks * evaluation.trials * sum(capabilities if p == "adapters" else 1 for p in evaluation.policies),
     }
