@@ -266,7 +266,8 @@ def test_two_processes_that_are_preempted_and_go_on_make_the_run_of_one(config, 
         process.send_signal(signal.SIGTERM)
     errors = [process.communicate(timeout=120)[1] for process in running]
     assert [process.returncode for process in running] == [143, 143], errors
-    ends = [process.communicate(timeout=400)[1] for process in (running := start_two(config, workdir))]
+    running = start_two(config, workdir)
+    ends = [process.communicate(timeout=400)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], ends
     assert ends[1] == ""  # one speaks
     same_as_alone(workdir, reference)
