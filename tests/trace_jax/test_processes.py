@@ -10,6 +10,7 @@ import pytest
 
 from tests.devices import environment
 from tests.rl.test_learner_mesh import free_port
+from trace_jax import processes
 from trace_jax.errors import InputError
 from trace_jax.processes import Job, Processes, find_job
 
@@ -60,6 +61,12 @@ def test_flags_or_environment_say_how_the_others_are_found(flags, variables, job
 def test_what_is_missing_or_wrong_is_named(flags, variables, complaint):
     with pytest.raises(InputError, match=re.escape(complaint)):
         find_job(*flags, variables)
+
+
+def test_a_process_without_a_process_0_says_so(monkeypatch):
+    monkeypatch.setattr(processes, "_JOIN", 0)
+    with pytest.raises(InputError, match=r"nobody answers at 127.0.0.1:\d+, where process 0 should be .* --process_id=0, 1"):
+        processes.join(Job(f"127.0.0.1:{free_port()}", 2, 1))
 
 
 @pytest.mark.parametrize("groups, count", [(10, 4), (3, 4), (0, 2), (64, 1)])
