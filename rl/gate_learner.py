@@ -215,8 +215,8 @@ class GateWarmStart:
       bank: the frozen adapters; slot k + 1 is adapter k.
       lengths, micro_rows: as in `rl.packing.pack`.
       temperature: at which the divergence between adapter and base is taken, that of sampling.
-      feature_bytes: what the gates' inputs may take on a device that holds a share of the rows, counted in float32; beyond it as many
-        tokens of each slot, of prompts and of responses, are fitted as fit in.
+      feature_bytes: what the gates' inputs may take on a device that holds a share of the rows; beyond it as many tokens of each slot, of
+        prompts and of responses, are fitted as fit in.
     """
 
     def __init__(
@@ -287,14 +287,14 @@ class GateWarmStart:
         return GateData(batches, count=stands_for, **{name: column[kept] for name, column in columns.items()})
 
     def inputs(self, gate: Gate | None, data: GateData) -> jax.Array:
-        """Normalised layer inputs under the gate's own top-1 choices, or under the base; of the model's dtype, on its devices.
+        """Normalised layer inputs under the gate's own top-1 choices, or under the base; on the model's devices.
 
         Returns:
-          [L, M', D]; token m of the data is at `layout(data).place[m]`, the rest is 0.
+          float32 [L, M', D], so that a fit needs no copy; token m of the data is at `layout(data).place[m]`, the rest is 0.
         """
         layout, config = self.layout(data), self.model.config
         shape = (config.num_hidden_layers, self._shards * layout.capacity, config.hidden_size)
-        found = jnp.zeros(shape, self.model.embed.get_value().dtype, device=self._sharding(None, self._axes))
+        found = jnp.zeros(shape, jnp.float32, device=self._sharding(None, self._axes))
         gate = self._put(gate)
         for rows in zip(data.batches, layout.source, layout.start, strict=True):
             found = self._write(found, self._frozen, self.bank, gate, *self._put(rows, self._axes))
