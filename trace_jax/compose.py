@@ -235,7 +235,7 @@ def _export(runtime: Runtime, mixture: Mixture) -> None:
 
 def _routing(warm: GateWarmStart, gate: Gate, data: GateData, slots: Sequence[str]) -> dict[str, Any]:
     """How the final gate routes the labelled trajectories, shares under the slots' names."""
-    found = routing_metrics(gate, data, warm.routed_inputs(gate, data))
+    found = routing_metrics(data, warm.gate_logits(gate, data))
     share = {name: found.pop(f"share/{index}") for index, name in enumerate(slots)}
     return found | {"share": share}
 
