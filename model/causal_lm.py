@@ -105,8 +105,11 @@ class CausalLM(nnx.Module):
 
     def unembed(self, hidden: jax.Array) -> jax.Array:
         """hidden[..., D] -> logits[..., V], summed and kept in float32."""
-        weight = self.embed[...].T if self.head is None else self.head[...]
-        return dense(hidden, weight, True)
+        return dense(hidden, self.unembedding(), True)
+
+    def unembedding(self) -> jax.Array:
+        """[D, V], the embedding's transpose where the two are tied."""
+        return self.embed[...].T if self.head is None else self.head[...]
 
     def forward(
         self,

@@ -60,7 +60,7 @@ class ModelSection:
           InputError: there is no model in it.
         """
         path = pathlib.Path(self.path).expanduser()
-        found = next((folder for folder in (ROOT / path, path.absolute()) if (folder / "config.json").is_file()), None)
+        found = next((folder for folder in (ROOT / path, _PACKAGE / path, path.absolute()) if (folder / "config.json").is_file()), None)
         if found is None:
             raise InputError(f"config field 'model.path': no config.json in {path.absolute()}; give a Hugging Face model folder")
         return found

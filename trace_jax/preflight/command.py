@@ -7,6 +7,11 @@ No weight is read, no accelerator is needed. A program that does not fit fails h
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.pool import ThreadPool
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +31,13 @@ from trace_jax.errors import InputError
 from trace_jax.mesh import make_mesh
 from trace_jax.params import read_architecture
 from trace_jax.preflight import accelerators, report
-from trace_jax.preflight.program import compile_program
+from trace_jax.preflight.program import DoesNotFit, Program, compile_program
 from trace_jax.train import learner_config, loss_config
 
 _ADAPTERS = 4  # that the gate and the engine are compiled for
 _STEPS = 16  # tokens of one call of the engine
+_TOLD_EVERY = 30  # seconds
+_PROGRAMS = ("adapter gradient", "adapter update", "gate gradient", f"decode, {_STEPS} tokens")
 
 
 def main(arguments: Arguments) -> None:
@@ -49,16 +56,28 @@ def main(arguments: Arguments) -> None:
     mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices), ("fsdp",))
     architecture = dataclasses.replace(read_architecture(config), remat=config.train.remat)
     programs, flops = [], {}
-    for name, (lowered, operations) in lower_all(config, architecture, mesh).items():
-        programs.append(compile_program(name, lowered))
+    for name, lowered, operations in lower_all(config, architecture, mesh):
+        programs.append(_compile(name, lowered))
         flops[name] = operations / mesh.size
     print(report.render(config.name, topology, accelerator, programs, flops))
     if not all(report.fits(program, accelerator) for program in programs):
         raise SystemExit(1)
 
 
-def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> dict[str, tuple[jax.stages.Lowered, float]]:
-    """{name: (what is compiled, its operations on all devices together)} of the steps that a run of this config takes."""
+def _compile(name: str, lowered: jax.stages.Lowered) -> Program | DoesNotFit:
+    """`compile_program` in a thread, since the compiler hears no Ctrl-C; it takes minutes, which standard error counts."""
+    start, found = time.monotonic(), ThreadPool(1).apply_async(compile_program, (name, lowered))
+    while True:
+        seconds = time.monotonic() - start
+        print(f"compiling {_PROGRAMS.index(name) + 1} of {len(_PROGRAMS)}, {name}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        try:
+            return found.get(_TOLD_EVERY)
+        except multiprocessing.TimeoutError:
+            continue
+
+
+def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> Iterator[tuple[str, jax.stages.Lowered, float]]:
+    """The steps that a run of this config takes: name, what is compiled, its operations on all devices together."""
     dtype, train, length = jnp.dtype(config.model.dtype), config.train, config.train.pack_length
     model = CausalLM(architecture, mesh=mesh, parameters=abstract_parameters(architecture, dtype, mesh))
     key = jax.random.key(0)
@@ -69,17 +88,14 @@ def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> dict[st
     settings, loss = learner_config(config, train.learning_rate, 0, train.iterations), loss_config(train)
     gate = jax.eval_shape(lambda: init_gate(architecture, _ADAPTERS + 1, config.gate.base_bias, key))
     tokens = train.micro_rows * length
-    adapter_step = adapter_step_flops(architecture, tokens, length, train.rank, remat=train.remat)
-    gate_step = adapter_step_flops(architecture, tokens, length, train.rank * _ADAPTERS, remat=train.remat)
     one = Learner(model, settings, loss).lower(bank(1), length)
+    yield _PROGRAMS[0], one["gradient"], adapter_step_flops(architecture, tokens, length, train.rank, remat=train.remat)
+    yield _PROGRAMS[1], one["update"], 0.0
     gated = Learner(model, settings, loss, bank=bank(_ADAPTERS)).lower(gate, length)
-    decoded = forward_flops(architecture, config.rollout.lanes * _STEPS, 1, rank=train.rank * _ADAPTERS, keys=config.rollout.context)
-    return {
-        "adapter gradient": (one["gradient"], adapter_step),
-        "adapter update": (one["update"], 0.0),
-        "gate gradient": (gated["gradient"], gate_step),
-        f"decode, {_STEPS} tokens": (lower_decode(config, model, bank(_ADAPTERS), gate, mesh), decoded),
-    }
+    yield _PROGRAMS[2], gated["gradient"], adapter_step_flops(architecture, tokens, length, train.rank * _ADAPTERS, remat=train.remat)
+    decoded = lower_decode(config, model, bank(_ADAPTERS), gate, mesh)
+    keys = config.rollout.context
+    yield _PROGRAMS[3], decoded, forward_flops(architecture, config.rollout.lanes * _STEPS, 1, rank=train.rank * _ADAPTERS, keys=keys)
 
 
 def lower_decode(config: Config, model: CausalLM, bank: AdapterBank, gate: Gate, mesh: Mesh) -> jax.stages.Lowered:

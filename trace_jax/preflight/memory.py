@@ -12,7 +12,8 @@ import re
 from trace_jax.preflight.hlo import Computation, Instruction, Module, size
 
 # They name or pass on what others read and write, or wait for it; what a loop or a call does is counted inside of it.
-_NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "async-start", "async-update"}
+_NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "call-start", "call-update"}
+_NOTHING |= {"async-start", "async-update"}
 _SLICES = ("dynamic-slice", "gather", "slice")
 _IN_PASSING = ("bitcast", "reshape", "transpose", "copy", "convert")  # inside of a fusion: a slice of it takes as much of its operand
 

@@ -23,7 +23,7 @@ folder, *overrides = sys.argv[1:]
 sizes = [("train.micro_rows", "8"), ("train.rank", "2"), ("rollout.lanes", "8")]
 config = load_config("quickstart", [("model.path", folder), *sizes, *(o.split("=") for o in overrides)])
 mesh = make_mesh(config.mesh, jax.devices())
-for name, (lowered, flops) in lower_all(config, read_config(folder), mesh).items():
+for name, lowered, flops in lower_all(config, read_config(folder), mesh):
     program = compile_program(name, lowered)
     counted = program.dot_flops * mesh.size
     print(name, flops, counted, program.peak, sum(c.count for c in program.collectives.values()), sep="|")
