@@ -27,6 +27,8 @@ def get_config() -> Config:
             stop_reward=0.97,
             pack_length=256,
             micro_rows=2,
+            remat=False,
+            validate_every=0,
         ),
         evaluation=EvaluationSection(tasks=400, temperature=0.7),
     )

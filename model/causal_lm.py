@@ -131,7 +131,8 @@ class CausalLM(nnx.Module):
           adapters, routing: without a routing a bank of one adapter is applied to every token.
           cache: goes with positions. Tokens with segment id 0 are not remembered and must come last in their row; the others stand at
             consecutive positions, from 0 or from where the row's lane stands, and see the lane's tokens up to their own.
-          experts: [B, T, L', k] expert ids of the L' sparse layers, taken instead of the router's choice and weighted by the router.
+          experts: [B, T, L', k] expert ids of the L' sparse layers, taken instead of the router's choice and weighted by the router; where
+            they are negative the router chooses.
           collect: which of gate_logits, inputs and experts to return.
         """
         _check(adapters, routing, cache, positions, collect)

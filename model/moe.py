@@ -36,15 +36,16 @@ def route(x: jax.Array, router: jax.Array, k: int, normalise: bool, experts: jax
       x: [..., D]. Gradients reach it through the weights; the router itself is frozen.
       router: [D, E].
       normalise: the weights of a token sum to one (`norm_topk_prob`).
-      experts: int32 [..., k] to take instead of the router's choice; their weights are the router's all the same.
+      experts: int32 [..., k] to take instead of the router's choice, which stays where they are negative; their weights are the router's
+        all the same.
 
     Returns:
       Expert ids int32 [..., k], the first of equals first, and their weights float32 [..., k].
     """
     logits = jnp.dot(x.astype(jnp.float32), lax.stop_gradient(router).astype(jnp.float32), precision=lax.Precision.HIGHEST)
     probabilities = jax.nn.softmax(logits, axis=-1)
-    if experts is None:
-        experts = lax.top_k(lax.stop_gradient(probabilities), k)[1]
+    own = lax.top_k(lax.stop_gradient(probabilities), k)[1]
+    experts = own if experts is None else jnp.where(experts < 0, own, experts)
     chosen = experts[..., None] == jnp.arange(router.shape[1])  # a comparison's gradient is no scatter
     weights = jnp.sum(jnp.where(chosen, probabilities[..., None, :], 0), axis=-1)
     return experts, weights / jnp.sum(weights, axis=-1, keepdims=True) if normalise else weights

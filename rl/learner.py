@@ -4,6 +4,8 @@ The state's `params` are trained: an `AdapterBank` of one adapter that every tok
 bank, top-1 forward and straight-through backward, which is how the routed model runs at inference. Backbone and frozen bank are arguments
 of the jitted functions, never closures and never donated; parameters and optimizer state are donated.
 
+Where a batch says which experts the engine took, they are taken again: two computations of one router choose differently for many tokens.
+
 A batch is cut into micro-batches of one shape. Three functions are compiled once each, whatever the number of trajectories: the gradient
 of a micro-batch, the sum of two gradients, the update. On the model's mesh a micro-batch is split by rows, parameters and optimizer state
 as `model.sharding` says, and every process passes the same batch in.
@@ -112,7 +114,7 @@ class Learner:
         self.config, self.loss = config, loss or LossConfig()
         self.compiles: Counter[str] = Counter()
         self._graph, self._frozen = nnx.split(model)
-        self._mesh, self._axes = model.mesh, bank_axes(model.config)
+        self._model, self._mesh, self._axes = model.config, model.mesh, bank_axes(model.config)
         self.bank = bank if bank is None else self._lay_out(bank)
         self._optimizer = config.optimizer()
         self._start = jax.jit(self._initial, static_argnums=1)
@@ -143,39 +145,43 @@ class Learner:
         Returns:
           The next state, and the metrics of `rl.loss` with `grad_norm`, `learning_rate`, `policy_lag` (updates since the tokens were
           sampled), `fill` (share of the rows that is no padding), `skipped` (1 if the gradient was not finite and nothing was changed),
-          `seconds` and `compiles`.
+          `seconds/transfer` (of the batch to the devices), `seconds/step` and `compiles`.
         """
-        start = time.perf_counter()
+        began = time.perf_counter()
         step = int(state.step)
         if not batch.action_tokens:
             return state, {"action_tokens": 0.0, "skipped": 1.0}
-        gradient, sums = self.gradient(state.params, batch)
+        micros = jax.block_until_ready(self._micro_batches(batch))
+        transferred = time.perf_counter()
+        gradient, sums = self._accumulated(state.params, micros, batch.action_tokens)
         extra: dict[str, Any] = {}
         if not self.loss.kl and self.config.base_kl_every and step % self.config.base_kl_every == 0:
-            first = self._on_mesh(next(batch.micro_batches(self.config.micro_rows)))
-            extra["base_k3"] = self._divergence(self._frozen, self.bank, state.params, first)
+            extra["base_k3"] = self._divergence(self._frozen, self.bank, state.params, micros[0])
         state, update = self._apply(state, gradient)
         sums, extra = jax.device_get((sums, extra | update))
         metrics = mean_metrics(sums) | {name: float(value) for name, value in extra.items()}
         metrics["policy_lag"] = step - float(batch.versions[batch.mask > 0].mean())
         metrics["fill"] = float((batch.segment_ids > 0).mean())
-        metrics["seconds"] = time.perf_counter() - start
+        metrics |= {"seconds/transfer": transferred - began, "seconds/step": time.perf_counter() - transferred}
         metrics["compiles"] = self.compiles.total()
         return state, metrics
 
     def gradient(self, params: Params, batch: Batch) -> tuple[Params, Metrics]:
         """The gradient of the batch's loss in the shape of `params`, and the summed metrics of `rl.loss`."""
-        tokens, total = np.float32(batch.action_tokens), None
-        for micro in batch.micro_batches(self.config.micro_rows):
-            part = self._gradient(self._frozen, self.bank, params, self._on_mesh(micro), tokens)
-            total = part if total is None else self._add(total, part)
-        return total
+        return self._accumulated(params, self._micro_batches(batch), batch.action_tokens)
 
     def logprobs(self, params: Params | None, batch: Batch) -> np.ndarray:
         """[N, T] log-probs of the batch's targets under `params`, or under the base alone; to compare with the engine's."""
-        micros = batch.micro_batches(self.config.micro_rows)
-        parts = (self._score(self._frozen, self.bank, params, self._on_mesh(micro)) for micro in micros)
+        parts = (self._score(self._frozen, self.bank, params, micro) for micro in self._micro_batches(batch))
         return np.concatenate([np.asarray(logprobs) for logprobs, _ in parts])
+
+    def gathered(self, params: Params) -> Params:
+        """`params` whole in every process, for its engine and for files; all processes call it together."""
+        if jax.process_count() == 1:
+            return params
+        whole = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
+        # one array at a time: the largest may be whole on a device, all of them may not
+        return jax.tree.map(lambda x: np.asarray(whole(x)), params)
 
     def lower(self, params: Params, length: int) -> dict[str, jax.stages.Lowered]:
         """The functions of a step, lowered for micro-batches of rows of `length` tokens; nothing runs.
@@ -183,7 +189,7 @@ class Learner:
         Model, bank and `params` may be shapes instead of arrays, and the mesh one of devices that are not there.
         """
         types = {"mask": jnp.float32, "logprobs": jnp.float32, "advantages": jnp.float32}
-        fields = (field.name for field in dataclasses.fields(Batch))
+        fields = (field.name for field in dataclasses.fields(Batch) if field.name != "experts")
         rows = {name: jax.ShapeDtypeStruct((self.config.micro_rows, length), types.get(name, jnp.int32)) for name in fields}
         batch = self._on_mesh(Batch(**rows))
         params = self._lay_out(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), params))
@@ -228,7 +234,29 @@ class Learner:
     def _on_mesh(self, batch: Batch) -> Batch:
         if self._mesh is None:
             return batch
-        return distribute(batch, jax.tree.map(lambda x: partition(x.shape, ("batch", None), self._mesh), batch))
+        return distribute(batch, jax.tree.map(lambda x: partition(x.shape, ("batch", *(None,) * (x.ndim - 1)), self._mesh), batch))
+
+    def _micro_batches(self, batch: Batch) -> list[Batch]:
+        """The micro-batches on the devices. A few numbers a token: they are small beside the activations.
+
+        Raises:
+          ValueError: the expert ids are of another model.
+        """
+        sparse = sum(kind.sparse for kind in self._model.kinds())
+        if batch.experts is not None and batch.experts.shape[2:] != (sparse, self._model.num_experts_per_tok):
+            raise ValueError(
+                f"the batch has expert ids of {batch.experts.shape[2]} layers and {batch.experts.shape[3]} experts a token, "
+                f"the model has {sparse} sparse layers and {self._model.num_experts_per_tok}"
+            )
+        put = jax.device_put if self._mesh is None else self._on_mesh
+        return [put(micro) for micro in batch.micro_batches(self.config.micro_rows)]
+
+    def _accumulated(self, params: Params, micros: list[Batch], action_tokens: float) -> tuple[Params, Metrics]:
+        tokens, total = np.float32(action_tokens), None
+        for micro in micros:
+            part = self._gradient(self._frozen, self.bank, params, micro, tokens)
+            total = part if total is None else self._add(total, part)
+        return total
 
     # --- what is compiled
 
@@ -254,7 +282,8 @@ class Learner:
             adapters, routing = params, None
         else:
             adapters, routing = bank, Routing(gate=params, mode="straight_through")
-        hidden = model.forward(batch.tokens, batch.positions, batch.segment_ids, adapters, routing).hidden
+        experts = None if params is None else batch.experts
+        hidden = model.forward(batch.tokens, batch.positions, batch.segment_ids, adapters, routing, experts=experts).hidden
         found = token_logprobs(model, hidden, batch.targets, self.config.temperature, self.config.logprob_chunk)
         logprobs, entropy = (constrain(x, (None, None), self._mesh) for x in found)  # a host asks for all of them
         return logprobs, entropy

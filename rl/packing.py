@@ -21,7 +21,7 @@ from rl.trajectory import Trajectory
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Packed rows. All arrays are [N, T]; padding has segment id 0, mask 0 and trajectory -1.
+    """Packed rows. All arrays but `experts` are [N, T]; padding has segment id 0, mask 0 and trajectory -1.
 
     Attributes:
       tokens: int32 input tokens.
@@ -33,6 +33,8 @@ class Batch:
       positions: int32, position within the trajectory as packed.
       trajectory: int32, index into the list that was packed.
       versions: int32, policy version that sampled the target.
+      experts: int32 [N, T, sparse layers, k], the experts that the engine took for each input token, -1 where it did not say; None where
+        it never did.
     """
 
     tokens: np.ndarray
@@ -44,6 +46,7 @@ class Batch:
     positions: np.ndarray
     trajectory: np.ndarray
     versions: np.ndarray
+    experts: np.ndarray | None = None
 
     @property
     def action_tokens(self) -> float:
@@ -74,8 +77,8 @@ def without_hint(trajectory: Trajectory) -> dict[str, np.ndarray]:
     """
     if trajectory.tokens is None:
         raise PackingError(f"trajectory {trajectory.id!r} has no tokens: only trajectories that were sampled here can be packed")
-    names = ("tokens", "loss_mask", "logprobs", "versions")
-    arrays = {name: getattr(trajectory, name) for name in names}
+    names = ("tokens", "loss_mask", "logprobs", "versions", "experts")
+    arrays = {name: getattr(trajectory, name) for name in names if getattr(trajectory, name) is not None}
     if trajectory.hint is None:
         return arrays
     length, span = len(trajectory.tokens), trajectory.hint.get("token_span")
@@ -131,9 +134,11 @@ def pack(
         )
     rows = first_fit_decreasing(used, row_length)
     shape = (-(-max(len(rows), 1) // micro_rows) * micro_rows, row_length)
-    out = {f.name: np.zeros(shape, np.int32) for f in dataclasses.fields(Batch)}
+    out = {f.name: np.zeros(shape, np.int32) for f in dataclasses.fields(Batch) if f.name != "experts"}
     out |= {name: np.zeros(shape, np.float32) for name in ("mask", "logprobs", "advantages")}
     out["trajectory"] -= 1
+    if (width := _experts_of(trajectories)) is not None:
+        out["experts"] = np.full(shape + width, -1, np.int32)
     for row, members in enumerate(rows):
         start = 0
         for segment, index in enumerate(members, 1):
@@ -144,9 +149,27 @@ def pack(
             out["mask"][at] = a["loss_mask"][1 : n + 1]
             out["logprobs"][at] = a["logprobs"][1 : n + 1]
             out["versions"][at] = a["versions"][1 : n + 1]
+            if "experts" in a:
+                out["experts"][at] = a["experts"][:n]
             out["advantages"][at] = advantages[index]
             out["segment_ids"][at] = segment
             out["positions"][at] = np.arange(n)
             out["trajectory"][at] = index
             start += n
     return Batch(**out)
+
+
+def _experts_of(trajectories: Sequence[Trajectory]) -> tuple[int, ...] | None:
+    """(sparse layers, k) of the trajectories that carry expert ids; None where none does.
+
+    Raises:
+      PackingError: they differ, so they are of different models.
+    """
+    carrying = [t for t in trajectories if t.experts is not None]
+    for trajectory in carrying:
+        if trajectory.experts.shape[1:] != carrying[0].experts.shape[1:]:
+            raise PackingError(
+                f"trajectory {trajectory.id!r}, field 'experts': {trajectory.experts.shape[1:]} sparse layers and experts a token, "
+                f"trajectory {carrying[0].id!r} has {carrying[0].experts.shape[1:]}"
+            )
+    return carrying[0].experts.shape[1:] if carrying else None

@@ -33,6 +33,9 @@ class StopReason(enum.StrEnum):
 
 _TOKEN_ARRAYS = {"tokens": np.int32, "loss_mask": np.int8, "logprobs": np.float32, "turns": np.int32, "versions": np.int32}
 
+# beside the tokens: what each layer chose, as dtype and the names of the axes after the tokens'
+_LAYER_ARRAYS = {"slots": (np.int8, ("layers",)), "experts": (np.int16, ("sparse layers", "k"))}
+
 
 class TrajectoryError(ValueError):
     """A record that is not a trajectory; the message names the trajectory and the field."""
@@ -52,6 +55,7 @@ class Trajectory:
       checks: `{name: {"passed", "expected", "actual", "message_index"}}`, the grader's evidence.
       tokens, loss_mask, logprobs, turns, versions: [T], all present or all None. `logprobs` is 0 where the mask is 0.
       slots: [T, layers] int8, the slot that each layer chose, where the policy routes.
+      experts: [T, sparse layers, k] int16, the experts that each token took as an input, where the engine says; -1 where it does not.
       error: `{"kind", "message"}` of an infrastructure failure; such a trajectory is never trained on and never counted as the
         agent's failure.
     """
@@ -75,6 +79,7 @@ class Trajectory:
     turns: np.ndarray | None = None
     versions: np.ndarray | None = None
     slots: np.ndarray | None = None
+    experts: np.ndarray | None = None
     hint: dict[str, Any] | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     error: dict[str, str] | None = None
@@ -101,17 +106,19 @@ class Trajectory:
                 fail(name, f"has shape {getattr(self, name).shape}, the tokens {self.tokens.shape}")
         if present and np.any(self.logprobs[self.loss_mask == 0] != 0.0):
             fail("logprobs", "must be 0 where the loss mask is 0")
-        if self.slots is not None:
-            self.slots = np.asarray(self.slots, np.int8)
-            if present and (self.slots.ndim != 2 or len(self.slots) != len(self.tokens)):
-                fail("slots", f"has shape {self.slots.shape}, expected [{len(self.tokens)}, layers]")
+        for name, (dtype, axes) in _LAYER_ARRAYS.items():
+            if getattr(self, name) is not None:
+                value = np.asarray(getattr(self, name), dtype)
+                setattr(self, name, value)
+                if present and (value.ndim != 1 + len(axes) or len(value) != len(self.tokens)):
+                    fail(name, f"has shape {value.shape}, expected [{', '.join([str(len(self.tokens)), *axes])}]")
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of one line; absent optional fields are left out."""
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is None and field.name in {*_TOKEN_ARRAYS, "slots", "hint", "error"}:
+            if value is None and field.name in {*_TOKEN_ARRAYS, *_LAYER_ARRAYS, "hint", "error"}:
                 continue
             if field.name == "logprobs":
                 # nine significant digits restore a float32 exactly

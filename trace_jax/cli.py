@@ -28,6 +28,7 @@ from absl import flags
 from trace_jax import config as configs
 from trace_jax.config import ROOT, Config
 from trace_jax.errors import InputError
+from trace_jax.processes import ALONE, find_job, join
 from trace_jax.workdir import Workdir, stored_config
 
 
@@ -60,6 +61,7 @@ class Arguments:
     input: str | None = None
     topology: str | None = None
     output: str | None = None
+    profile_steps: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,10 +87,18 @@ class Command:
         return importlib.util.find_spec(self.module) is not None
 
 
+_TOGETHER = ("coordinator", "num_processes", "process_id")  # of the commands that several processes may run together
+
 COMMANDS = {
-    "run": Command(module="trace_jax.run", help="the four steps and the evaluation, resuming wherever an earlier run stopped"),
+    "run": Command(
+        module="trace_jax.run",
+        help="the four steps and the evaluation, resuming wherever an earlier run stopped",
+        flags=("workdir!", "profile_steps", *_TOGETHER),
+    ),
     "rollout": Command(
-        module="trace_jax.rollout", help="rolls a policy out in the target environment", flags=("workdir!", "policy!", "split!")
+        module="trace_jax.rollout",
+        help="rolls a policy out in the target environment",
+        flags=("workdir!", "policy!", "split!", *_TOGETHER),
     ),
     "diagnose": Command(
         module="trace_jax.diagnose.command",
@@ -96,18 +106,24 @@ COMMANDS = {
         flags=("workdir", "results"),
         config=False,
     ),
-    "synthesize": Command(module="trace_jax.synthesize", help="step 2: generate, certify, calibrate", flags=("workdir!", "capability")),
+    "synthesize": Command(
+        module="trace_jax.synthesize", help="step 2: generate, certify, calibrate", flags=("workdir!", "capability", *_TOGETHER)
+    ),
     "certify": Command(
         module="trace_jax.certify", help="the certificate of one environment package", flags=(), argument="DIR", config=False
     ),
     "train": Command(
-        module="trace_jax.train", help="step 3: the adapter of one or all retained capabilities", flags=("workdir!", "capability")
+        module="trace_jax.train",
+        help="step 3: the adapter of one or all retained capabilities",
+        flags=("workdir!", "capability", "profile_steps", *_TOGETHER),
     ),
-    "compose": Command(module="trace_jax.compose", help="step 4: the gate over the base and the adapters"),
+    "compose": Command(
+        module="trace_jax.compose", help="step 4: the gate over the base and the adapters", flags=("workdir!", "profile_steps", *_TOGETHER)
+    ),
     "evaluate": Command(
         module="trace_jax.evaluate",
         help="success with intervals of policies on the held-out split, side by side",
-        flags=("workdir!", "policy!"),
+        flags=("workdir!", "policy!", *_TOGETHER),
     ),
     "preflight": Command(
         module="trace_jax.preflight.command",
@@ -144,6 +160,14 @@ FLAGS = {
     "output": (flags.DEFINE_string, None, 'file to write, lines {"logprobs": [null, ...]}'),
     "what": (flags.DEFINE_string, None, "adapter:CAPABILITY, merged:CAPABILITY or composed"),
     "out": (flags.DEFINE_string, None, "folder to write to"),
+    "profile_steps": (
+        flags.DEFINE_list,
+        [],
+        "numbers of iterations, such as 2,3, whose trace for TensorBoard or Perfetto goes to profile/",
+    ),
+    "coordinator": (flags.DEFINE_string, None, "HOST:PORT of process 0, or auto on a TPU pod; for a run of several processes"),
+    "num_processes": (flags.DEFINE_integer, None, "how many processes run this command together, one a host"),
+    "process_id": (flags.DEFINE_integer, None, "the number of this one, from 0"),
 }
 
 
@@ -168,9 +192,11 @@ def main(argv: list[str]) -> int:
                 return 0
             values, overrides, argument = parse(name, command, words[1:])
             config = _config(values, overrides, command)
-            if values.get("workdir"):
-                workdir = stack.enter_context(Workdir.open(values.pop("workdir"), config, lock=command.lock))
             os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which we do not use
+            job = find_job(*(values.pop(flag) for flag in _TOGETHER)) if "coordinator" in values else None
+            processes = join(job) if job else ALONE
+            if values.get("workdir"):
+                workdir = stack.enter_context(Workdir.open(values.pop("workdir"), config, lock=command.lock, processes=processes))
             options = {key: value for key, value in values.items() if key not in ("config", "workdir")}
             importlib.import_module(command.module).main(
                 Arguments(command=name, config=config, workdir=workdir, argument=argument, **options)
@@ -339,7 +365,8 @@ def _disk_full(error: BaseException | None) -> bool:
 
 
 def _log_traceback(workdir: Workdir | None, argv: list[str]) -> pathlib.Path:
-    path = (workdir.root if workdir else pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-"))) / "error.log"
+    index = workdir.processes.index if workdir else 0
+    path = (workdir.root if workdir else pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-"))) / f"error{f'-{index}' if index else ''}.log"
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     with path.open("a") as file:
         file.write(f"{now}  trace-jax {' '.join(argv)}\n{traceback.format_exc()}\n")

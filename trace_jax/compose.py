@@ -91,9 +91,9 @@ def warm_start(runtime: Runtime, mixture: Mixture, table: SuccessTable) -> tuple
     """Stage 1: a gate fitted to the labels under each form of the loss, and how each routes them."""
     gate, train, config = runtime.config.gate, runtime.config.train, runtime.config
     warm = GateWarmStart(
-        runtime.model,
+        runtime.local_model,
         mixture.bank,
-        lengths=(train.pack_length,),
+        lengths=train.row_lengths,
         micro_rows=train.micro_rows,
         temperature=config.rollout.temperature,
     )
@@ -111,6 +111,7 @@ def warm_start(runtime: Runtime, mixture: Mixture, table: SuccessTable) -> tuple
         )
         gates[form], found = warm.fit(data, settings, seed=config.seed)
         figures[form] = {name: value for name, value in found.items() if name != "loss"}
+    gates = runtime.processes.same(gates)  # each process fitted them; their last bits need not agree
     return warm, data, gates, figures
 
 
@@ -130,10 +131,10 @@ def train_gate(runtime: Runtime, mixture: Mixture, gate: Gate) -> Gate:
         return found
 
     def policy(state: LearnerState) -> Policy:
-        return mixture.gated(state.params, "gate", int(state.step))
+        return mixture.gated(learner.gathered(state.params), "gate", int(state.step))
 
     state = run_grpo(runtime, learner, learner.init(gate, seed=config.seed), "gate", "gate", config.gate.grpo_iterations, tasks, policy)
-    return state.params
+    return learner.gathered(state.params)
 
 
 def select(runtime: Runtime, mixture: Mixture, policy: Policy | TaskRouter, folder: str) -> list[Trajectory]:
@@ -153,7 +154,7 @@ def fit_router(runtime: Runtime, mixture: Mixture, table: SuccessTable) -> TaskR
     """The task-level router: the capability of a seed, from the base's last hidden state of its prompt."""
     trajectories = [t for capability in mixture.capabilities for t in table[capability][capability] if t.error is None]
     slots = [mixture.slots.index(c) for c in mixture.capabilities for t in table[c][c] if t.error is None]
-    features = task_router.prompt_features(runtime.model, [task_router.prompt_of(t) for t in trajectories])
+    features = task_router.prompt_features(runtime.local_model, [task_router.prompt_of(t) for t in trajectories])
     return task_router.fit(features, slots, len(mixture.capabilities))
 
 
@@ -185,9 +186,9 @@ def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
     mixture = load_mixture(runtime, capabilities)
     table = measure_slots(runtime, mixture)
     warm, data, gates, forms = warm_start(runtime, mixture, table)
-    save_gate(gates["plain"], workdir.path("gate/plain_gate.safetensors"))
+    workdir.produce("gate/plain_gate.safetensors", lambda path: save_gate(gates["plain"], path))
     gate = train_gate(runtime, mixture, gates[config.label_loss])
-    save_gate(gate, workdir.path("gate/gate.safetensors"))
+    workdir.produce("gate/gate.safetensors", lambda path: save_gate(gate, path))
     router = fit_router(runtime, mixture, table)
     workdir.write_json("gate/router.json", router.to_json())
     scale = best_constant(runtime, mixture)
@@ -223,7 +224,7 @@ def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
 def _export(runtime: Runtime, mixture: Mixture) -> None:
     """`composed/`, unless it is there; it costs no room on the disk that the base is on."""
     if not runtime.workdir.exists("composed/config.json"):
-        write_composed(runtime, mixture, runtime.workdir.path("composed"))
+        runtime.workdir.produce("composed", lambda path: write_composed(runtime, mixture, path))
 
 
 def _routing(warm: GateWarmStart, gate: Gate, data: GateData, slots: Sequence[str]) -> dict[str, Any]:

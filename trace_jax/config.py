@@ -68,9 +68,9 @@ class ModelSection:
 
 @section()
 class MeshSection:
-    """How devices share the work; one device needs none of it."""
+    """How the devices of all processes share the work; one device needs none of it."""
 
-    data: int = field(1, "copies of the parameters, each with rows of its own", "[1, inf)", changes=True)
+    data: int = field(0, "copies of the parameters, each with rows of its own; 0: one for each process", "[0, inf)", changes=True)
     fsdp: int = field(0, "devices over which parameters are split and rows too; 0: all that the others leave", "[0, inf)", changes=True)
     expert: int = field(1, "devices over which experts are split", "[1, inf)", changes=True)
     tensor: int = field(1, "devices over which heads and FFN widths are split", "[1, inf)", changes=True)
@@ -155,13 +155,35 @@ class TrainSection:
     advantage_std: bool = field(True, "divide a group's advantages by their standard deviation")
     ratio: str = field("token", "ratio of each token, or of the sequence (GSPO)", ("token", "sequence"))
     kl: float = field(0.0, "weight of the k2 divergence from the base", "[0, inf)")
+    schedule: str = field(
+        "constant", "of the learning rate after the warm-up; a cosine ends at 0 after train.iterations", ("constant", "cosine")
+    )
+    icepop: tuple[float, ...] = field(
+        (), "two bounds of the importance weight outside of which tokens are masked, such as 0.5,5; empty: none", "[0, inf)"
+    )
     stop_reward: float | None = field(None, "stop when the mean reward of the last three iterations reaches this", "(0, 1]")
+    validate_every: int = field(
+        5, "iterations between two validations on unseen seeds; the best is the adapter. 0: the last is", "[0, inf)"
+    )
+    validation_seeds: int = field(32, "seeds of the capability's environment that an adapter is validated on", "[1, inf)")
     selection_seeds: int = field(64, "unseen seeds of each capability environment, which judge the adapters and the gate", "[1, inf)")
     pack_length: int = field(512, "tokens of a packed row; at least rollout.context", "[16, inf)")
-    micro_rows: int = field(8, "packed rows of one gradient step; memory grows with it, the loss does not depend on it", "[1, inf)")
-    remat: bool = field(False, "compute activations again in the backward pass instead of keeping them", changes=True)
+    buckets: int = field(
+        1, "row lengths to compile for: pack_length, its half, its quarter, ...; a batch takes the shortest that does", "[1, 8]"
+    )
+    micro_rows: int | None = field(
+        None, "packed rows of one gradient step; memory grows with it, the loss does not depend on it. none: what fits", "[1, inf)"
+    )
+    remat: bool | None = field(
+        None, "compute activations again in the backward pass instead of keeping them. none: where they do not fit", changes=True
+    )
     min_group: int = field(2, "a group that infrastructure failures left smaller is dropped", "[2, inf)")
-    keep_checkpoints: int = field(2, "checkpoints kept per adapter", "[1, inf)", changes=True)
+    keep_checkpoints: int = field(2, "newest checkpoints kept per adapter, beside the best", "[1, inf)", changes=True)
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """The row lengths to compile for, the longest first."""
+        return tuple(self.pack_length >> n for n in range(self.buckets))
 
 
 @section()
@@ -261,6 +283,8 @@ class Config:
         yield r.max_tokens < r.context, "rollout.max_tokens", f"leaves no room for a prompt in rollout.context = {r.context}"
         yield t.pack_length >= r.context, "train.pack_length", f"cannot hold an episode of rollout.context = {r.context} tokens"
         yield t.min_group <= t.group_size, "train.min_group", f"is more than train.group_size = {t.group_size}"
+        yield t.pack_length % 2 ** (t.buckets - 1) == 0, "train.buckets", f"halves train.pack_length = {t.pack_length} to no whole number"
+        yield len(t.icepop) in (0, 2) and sorted(t.icepop) == list(t.icepop), "train.icepop", "is neither empty nor LOW,HIGH"
         yield t.warmup_steps < t.iterations, "train.warmup_steps", f"is not below train.iterations = {t.iterations}"
         yield t.outlier_high >= t.importance_cap, "train.outlier_high", f"is below train.importance_cap = {t.importance_cap}"
         yield e.tasks <= self.target.heldout_tasks, "evaluation.tasks", f"is more than target.heldout_tasks = {self.target.heldout_tasks}"

@@ -28,11 +28,14 @@ class Metrics:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+        self._writer: EventsWriter | None = None
         self._workdir, self._name = workdir, f"{folder}/metrics.jsonl"
         records = read_metrics(workdir, folder)
         kept = [record for record in records if record["step"] < step]
         if len(kept) < len(records):
             workdir.write_bytes(self._name, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        if not workdir.processes.leads:
+            return
         # the names of event files are unique to the second only
         self._writer = EventsWriter(str(workdir.path(f"events/{folder}/events")), f".{os.getpid()}.{step}")
         self._event = Event
@@ -44,6 +47,8 @@ class Metrics:
         numbers = {name: float(value) for name, value in values.items()}
         line = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self._workdir.append_jsonl(self._name, {"step": step, **line})
+        if self._writer is None:
+            return
         event = self._event(wall_time=time.time(), step=step)
         for name, value in line.items():
             if value is not None:
@@ -55,7 +60,8 @@ class Metrics:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def read_metrics(workdir: Workdir, folder: str) -> list[dict[str, float | None]]:

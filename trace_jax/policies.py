@@ -86,7 +86,7 @@ def routed_tasks(runtime: Runtime, router: TaskRouter, mixture: Mixture, tasks: 
         else runtime.chat.start(start.system, start.messages, runtime.tools(task.package))
         for task, start in zip(tasks, starts, strict=True)
     ]
-    chosen = router.predict(task_router.prompt_features(runtime.model, prompts))
+    chosen = router.predict(task_router.prompt_features(runtime.local_model, prompts))
     return [dataclasses.replace(task, policy=f"adapter:{mixture.slots[slot]}") for task, slot in zip(tasks, chosen, strict=True)]
 
 
@@ -115,9 +115,9 @@ def with_slots(runtime: Runtime, mixture: Mixture, gate: Gate, trajectories: Seq
 
     The tokens behind the last sampled one are not scored; they are given the base slot.
     """
-    _, frozen = nnx.split(runtime.model)
-    batch = pack(trajectories, np.zeros(len(trajectories)), lengths=(runtime.config.train.pack_length,), micro_rows=1)
-    found = np.asarray(_slot_function(runtime.model)(frozen, mixture.bank, gate, batch))
+    _, frozen = nnx.split(runtime.local_model)
+    batch = pack(trajectories, np.zeros(len(trajectories)), lengths=runtime.config.train.row_lengths, micro_rows=1)
+    found = np.asarray(_slot_function(runtime.local_model)(frozen, mixture.bank, gate, batch))
     out = []
     for index, trajectory in enumerate(trajectories):
         slots = np.zeros((len(trajectory.tokens), found.shape[-1]), np.int8)

@@ -55,7 +55,7 @@ def run(runtime: Runtime) -> None:
         runtime.plan(stages | {"baseline": budget})
         with runtime.stage("baseline"):
             train_on_target(runtime, budget)
-    report.write_report(workdir)
+    workdir.produce("report.html", lambda _: report.write_report(workdir))
 
 
 def main(arguments: Arguments) -> None:

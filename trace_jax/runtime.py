@@ -3,6 +3,8 @@
 A batch of rollouts is the unit of resuming. It is sampled in one go from its seeds and stored as one shard; a step that asks for a batch
 whose shard exists reads the shard. Since the tokens of a batch depend on seeds and policies alone, a run that was killed goes on with what
 an undisturbed one would have had.
+
+Of several processes each samples its share of a batch's groups, writes it, and reads the whole batch; the rest they do alike.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from rich.console import Console
 
 from envs import Pool
 from envs.builtin import LIBRARY, load_builtin
@@ -29,9 +34,10 @@ from rl.engines.protocol import Policy
 from rl.rollout import Task, roll_out
 from rl.trajectory import Trajectory
 from trace_jax.cli import Arguments
-from trace_jax.config import Config
+from trace_jax.config import Config, MeshSection
 from trace_jax.errors import InputError
-from trace_jax.mesh import make_mesh
+from trace_jax.fit import fit
+from trace_jax.mesh import local_copy, make_mesh
 from trace_jax.progress import Progress
 from trace_jax.spent import add_seconds, write_spent
 from trace_jax.workdir import Workdir, policy_name
@@ -66,10 +72,16 @@ def plan(config: Config, capabilities: int = 4) -> dict[str, float]:
 
 
 class Runtime:
-    """Built once per command, closed at its end; its parts are made when first asked for."""
+    """Built once per command, closed at its end; its parts are made when first asked for.
 
-    def __init__(self, config: Config, workdir: Workdir, progress: Progress):
-        self.config, self.workdir, self.progress = config, workdir, progress
+    Attributes:
+      sync_seconds: what the last batch of rollouts spent on bringing its policy into the engine.
+    """
+
+    def __init__(self, config: Config, workdir: Workdir, progress: Progress, profiled: Collection[int] = ()):
+        self.config, self.workdir, self.progress, self.processes = config, workdir, progress, workdir.processes
+        self.sync_seconds = 0.0
+        self._profiled = frozenset(profiled)
         self._stages: Mapping[str, float] = {}
         self._environments: dict[str, Package] = {}
         self._tools: dict[str, list[dict[str, Any]]] = {}
@@ -91,8 +103,19 @@ class Runtime:
 
     @functools.cached_property
     def model(self) -> CausalLM:
+        """The base on the devices of all processes, for the learner."""
+        return self._load(make_mesh(self.config.mesh, jax.devices()))
+
+    @functools.cached_property
+    def local_model(self) -> CausalLM:
+        """The base on this process's own devices, for all that it does by itself."""
+        if self.processes.count == 1:
+            return self.model
+        axes = MeshSection(expert=self.config.mesh.expert, tensor=self.config.mesh.tensor)
+        return local_copy(self.model) or self._load(make_mesh(axes, jax.local_devices()))
+
+    def _load(self, mesh: Mesh | None) -> CausalLM:
         try:
-            mesh = make_mesh(self.config.mesh, jax.devices())
             dtype, remat = jnp.dtype(self.config.model.dtype), self.config.train.remat
             model = load_pretrained(self.config.model.folder, mesh, dtype, remat=remat)
         except (ConfigError, CheckpointError) as error:
@@ -111,7 +134,7 @@ class Runtime:
 
     @functools.cached_property
     def engine(self) -> JaxEngine:
-        return JaxEngine(self.model, lanes=self.config.rollout.lanes, context=self.config.rollout.context)
+        return JaxEngine(self.local_model, lanes=self.config.rollout.lanes, context=self.config.rollout.context)
 
     @functools.cached_property
     def target(self) -> Package:
@@ -237,6 +260,7 @@ class Runtime:
 
         Args:
           policy: loaded into the engine when the batch has to be sampled; a name if it is loaded already.
+          tasks: the same in all processes; those of one group stand together.
           folder: names the policy in the workdir.
           temperature: of training and diagnosis by default.
 
@@ -244,6 +268,7 @@ class Runtime:
           InputError: the shard holds other tasks.
           RuntimeError: infrastructure failed every rollout, so nothing was stored.
         """
+        self.sync_seconds = 0.0
         if index in self.workdir.shards(folder, split):
             found = list(self.workdir.read_shards(folder, split, [index]))
             if [(t.environment, t.seed, t.trial) for t in found] != [(t.package.name, t.seed, t.trial) for t in tasks]:
@@ -253,25 +278,39 @@ class Runtime:
             return found
         config = self.config.rollout
         if isinstance(policy, Policy):
+            began = time.perf_counter()
             self.engine.load(policy)
+            self.sync_seconds = time.perf_counter() - began
+        groups = [list(members) for _, members in itertools.groupby(tasks, lambda task: (task.package.name, task.group))]
+        own = [task for group in self.processes.share(len(groups)) for task in groups[group]]
+        each = len(tasks) / max(len(own), 1)  # rollouts of all processes, for one of this one's
         found = roll_out(
             self.engine,
             self.pool,
             self.chat,
-            tasks,
+            own,
             policy if isinstance(policy, str) else policy.name,
             temperature=config.temperature if temperature is None else temperature,
             run_seed=self.config.seed,
             max_tokens=config.max_tokens,
             max_turns=config.max_turns,
             success=self.config.diagnosis.success,
-            on_progress=self.progress.advance,
+            on_progress=lambda ended: self.progress.advance(ended * each),
         )
-        if all(t.error for t in found):
-            error = found[0].error
-            raise RuntimeError(f"all {len(found)} rollouts of {folder} in {split} failed, the first by {error['kind']}: {error['message']}")
+        if not any(usable for (usable,) in self.processes.gather(sum(t.error is None for t in found))):
+            error = found[0].error if found else {"kind": "engine_error", "message": "see the other processes' logs"}
+            raise RuntimeError(f"all {len(tasks)} rollouts of {folder} in {split} failed, the first by {error['kind']}: {error['message']}")
         self.workdir.write_shard(folder, split, index, found)
-        return found
+        return found if self.processes.count == 1 else list(self.workdir.read_shards(folder, split, [index]))
+
+    @contextlib.contextmanager
+    def profiled(self, folder: str, step: int) -> Iterator[None]:
+        """Traces what is done in the block, if the step is one that the command was asked to profile, into `profile/<folder>/<step>/`."""
+        if step not in self._profiled:
+            yield
+            return
+        with jax.profiler.trace(str(self.workdir.path(f"profile/{folder}/{step:05d}"))):
+            yield
 
 
 @contextlib.contextmanager
@@ -286,14 +325,24 @@ def open_runtime(arguments: Arguments, stage: str | None = None, rollouts: float
         stages = {stage: rollouts or stages[stage]}
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(_compilation_cache()))
+    processes = arguments.workdir.processes
     with contextlib.ExitStack() as stack:
-        stall_log = stack.enter_context(arguments.workdir.path("stall.log").open("a"))
-        progress = stack.enter_context(Progress(stages, stall_log=stall_log))
-        runtime = stack.enter_context(Runtime(arguments.config, arguments.workdir, progress))
+        name = f"stall{f'-{processes.index}' if processes.index else ''}.log"
+        stall_log = stack.enter_context(arguments.workdir.path(name).open("a"))
+        console = Console(stderr=True, quiet=not processes.leads)
+        progress = stack.enter_context(Progress(stages, stall_log=stall_log, console=console))
+        profiled = _steps(arguments.profile_steps)
+        runtime = stack.enter_context(Runtime(fit(arguments.config, jax.devices()), arguments.workdir, progress, profiled))
         runtime.plan(stages)
         if stage:
             stack.enter_context(runtime.stage(stage))
         yield runtime
+
+
+def _steps(words: Sequence[str]) -> list[int]:
+    if odd := [word for word in words if not word.strip().isdecimal()]:
+        raise InputError(f"--profile_steps: {odd[0]!r} is no number; give iterations, counted from 0, such as 2,3")
+    return [int(word) for word in words]
 
 
 def _compilation_cache() -> pathlib.Path:

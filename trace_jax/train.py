@@ -43,6 +43,7 @@ def learner_config(config: Config, learning_rate: float, warmup: int, iterations
         learning_rate=learning_rate,
         warmup_steps=warmup,
         total_steps=iterations,
+        schedule=train.schedule,
         beta1=train.adam_b1,
         beta2=train.adam_b2,
         weight_decay=train.weight_decay,
@@ -62,6 +63,7 @@ def loss_config(train: TrainSection) -> LossConfig:
         drop_below=train.outlier_low,
         drop_above=train.outlier_high,
         ratio=train.ratio,
+        icepop=train.icepop or None,
         kl=train.kl,
     )
 
@@ -101,11 +103,14 @@ def run_grpo(
                 if stop and _saturated(record["rewards"], config.train.stop_reward):
                     runtime.progress.advance((iterations - iteration) * batch, earlier=True)
                     break
-                began = time.perf_counter()
-                found = runtime.roll_out(policy(state), shards, "training", iteration, tasks(iteration))
-                sampled = time.perf_counter()
-                state, metrics = update(learner, state, found, config.train)
-                metrics |= {"seconds/rollout": sampled - began, "seconds/update": time.perf_counter() - sampled}
+                with runtime.profiled(folder, iteration):
+                    began = time.perf_counter()
+                    current = policy(state)
+                    sync = time.perf_counter() - began
+                    found = runtime.roll_out(current, shards, "training", iteration, tasks(iteration))
+                    sync, spent = sync + runtime.sync_seconds, time.perf_counter() - began
+                    state, metrics = update(learner, state, found, config.train)
+                metrics |= {"seconds/sync": sync, "seconds/rollout": spent - sync}
                 record = {"iteration": iteration + 1, "rewards": [*record["rewards"], metrics["reward"]]}
                 log.log(iteration, metrics)
                 runtime.progress.advance(0, f"iteration {iteration + 1}/{iterations}, reward {metrics['reward']:.2f}")
@@ -116,14 +121,14 @@ def run_grpo(
 
 def update(learner: Learner, state: LearnerState, trajectories: Sequence[Trajectory], train: TrainSection) -> tuple[LearnerState, dict]:
     """Advantages, packing, one step; the metrics of all three."""
-    advantages = group_advantages(trajectories, divide_by_std=train.advantage_std)
+    began = time.perf_counter()
+    advantages = group_advantages(trajectories, divide_by_std=train.advantage_std, min_group=train.min_group)
     kept = np.flatnonzero(advantages.kept)
     metrics = episode_metrics(trajectories) | advantages.metrics
     if not len(kept):
         return state, metrics
-    batch = pack(
-        [trajectories[i] for i in kept], advantages.values[kept], lengths=(train.pack_length,), micro_rows=learner.config.micro_rows
-    )
+    batch = pack([trajectories[i] for i in kept], advantages.values[kept], lengths=train.row_lengths, micro_rows=learner.config.micro_rows)
+    metrics["seconds/pack"] = time.perf_counter() - began
     state, learnt = learner.step(state, batch)
     return state, metrics | learnt
 
@@ -146,7 +151,7 @@ def load_adapter(runtime: Runtime, capability: str) -> AdapterBank:
       InputError: it has not been trained in this workdir, or its folder is damaged.
     """
     folder = runtime.workdir.root / "adapters" / capability
-    if not (folder / "summary.json").exists():
+    if not runtime.workdir.exists(f"adapters/{capability}/summary.json"):
         raise InputError(f"adapter {capability!r} is not trained in {runtime.workdir.root}; run trace-jax train --capability={capability}")
     try:
         return load_peft(folder / "hf", runtime.model.config)
@@ -185,12 +190,13 @@ def train_adapter(runtime: Runtime, capability: str) -> None:
         name,
         train.iterations,
         tasks,
-        lambda state: Policy(name=name, version=int(state.step), adapters=state.params),
+        lambda state: Policy(name=name, version=int(state.step), adapters=learner.gathered(state.params)),
     )
-    save_peft(state.params, runtime.model.config, workdir.path(f"{folder}/hf"))
+    adapter = learner.gathered(state.params)
+    workdir.produce(f"{folder}/hf", lambda path: save_peft(adapter, runtime.model.config, path))
     split = f"own-{capability}"
     checks = runtime.tasks(package, split, SELECTION, train.selection_seeds, 1)
-    policy = Policy(name=name, version=int(state.step), adapters=state.params)
+    policy = Policy(name=name, version=int(state.step), adapters=adapter)
     # at the temperature that it was calibrated and trained at
     before = runtime.roll_out(BASE, "base", split, 0, checks)
     after = runtime.roll_out(policy, name, split, 0, checks)

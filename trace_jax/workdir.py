@@ -3,6 +3,9 @@
 Files are written under another name, synced, and renamed, so that a crash at any moment leaves the old file or the new one. Trajectories go
 to shards, listed in a manifest that is written last: a shard that the manifest does not list does not exist. One run at a time holds the
 workdir, by a lock that the kernel drops when its owner dies. The layout below it belongs to the steps; names are relative, with `/`.
+
+A run of several processes has one workdir. Process 0 writes and answers for all (see `trace_jax.processes`), each writes its part of a
+shard, and all read the shards.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trace_jax.config import ROOT, Config, changed_fields
 from trace_jax.errors import InputError
+from trace_jax.processes import ALONE, Processes
 
 _LOCK, _TEMPORARY = ".lock", ".tmp-"
 _PACKAGES = ("trace-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
@@ -35,13 +39,22 @@ class Workdir:
     Attributes:
       root: the absolute folder.
       config: the run's config, None when it was opened without one and holds none yet.
+      processes: that have it open together; all of them call its methods, in the same order.
     """
 
-    def __init__(self, root: pathlib.Path, config: Config | None = None, lock: int | None = None):
-        self.root, self.config, self._lock = root, config, lock
+    def __init__(self, root: pathlib.Path, config: Config | None = None, lock: int | None = None, processes: Processes = ALONE):
+        self.root, self.config, self._lock, self.processes = root, config, lock, processes
 
     @classmethod
-    def open(cls, path: str | os.PathLike, config: Config | None = None, *, resume: bool = True, lock: bool = True) -> Workdir:
+    def open(
+        cls,
+        path: str | os.PathLike,
+        config: Config | None = None,
+        *,
+        resume: bool = True,
+        lock: bool = True,
+        processes: Processes = ALONE,
+    ) -> Workdir:
         """Makes the workdir, or opens the one that an earlier run left.
 
         Args:
@@ -52,16 +65,20 @@ class Workdir:
         Raises:
           InputError: another run holds it, it belongs to another config (the field is named), or it is no workdir.
         """
-        root = local_folder(path)
+        workdir = cls(local_folder(path), config, None, processes)
+
+        def begin() -> None:
+            workdir.root.mkdir(parents=True, exist_ok=True)
+            workdir._lock = _acquire(workdir.root) if lock else None
+
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            workdir = cls(root, config, _acquire(root) if lock else None)
+            processes.agree(begin)
         except (FileExistsError, NotADirectoryError, PermissionError) as error:
             raise InputError(f"--workdir={path}: {error.strerror}; give a folder that can be written") from error
         try:
-            workdir._adopt(config, resume)
+            workdir._adopt(config, resume, write=lock)
             if lock:
-                workdir._sweep()
+                processes.agree(workdir._sweep)
         except BaseException:
             workdir.close()
             raise
@@ -79,8 +96,18 @@ class Workdir:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> pathlib.Path:
+        """Has `write` write the file or folder of a name, and returns its path; for libraries with formats of their own."""
+        path = self.path(name)
+
+        def produced() -> None:
+            write(path)
+
+        self.processes.agree(produced)
+        return path
+
     def path(self, name: str) -> pathlib.Path:
-        """The local path of a name, its parent folders made; for libraries that write files of their own."""
+        """The local path of a name, its parent folders made."""
         parts = pathlib.PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
             raise ValueError(f"{name!r} is not a name inside a workdir")
@@ -90,19 +117,20 @@ class Workdir:
 
     def exists(self, name: str) -> bool:
         """Whether there is a file or folder of that name."""
-        return (self.root / name).exists()
+        return self.processes.agree(lambda: (self.root / name).exists())
 
     def list(self, name: str = "") -> list[str]:
         """The names of all files below a folder, sorted; empty where there is no such folder."""
-        files = (path for path in (self.root / name).rglob("*") if path.is_file() and not path.name.startswith((_TEMPORARY, _LOCK)))
-        return sorted(path.relative_to(self.root).as_posix() for path in files)
+
+        def names() -> list[str]:
+            files = (path for path in (self.root / name).rglob("*") if path.is_file() and not path.name.startswith((_TEMPORARY, _LOCK)))
+            return sorted(path.relative_to(self.root).as_posix() for path in files)
+
+        return self.processes.agree(names)
 
     def read_bytes(self, name: str) -> bytes:
         """Raises InputError when there is no such file."""
-        try:
-            return (self.root / name).read_bytes()
-        except FileNotFoundError as error:
-            raise InputError(f"{self.root / name}: no such file; the step that writes it has not run in this workdir") from error
+        return self.processes.agree(lambda: self._read(name))
 
     def read_json(self, name: str) -> Any:
         """Raises InputError when there is no such file or it is no JSON."""
@@ -113,17 +141,7 @@ class Workdir:
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Writes a whole file or, when it raises, leaves the old one as it was."""
-        path = self.path(name)
-        temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        self.processes.agree(lambda: _write(self.path(name), data))
 
     def write_json(self, name: str, value: Any) -> None:
         """Writes readable JSON. Raises ValueError on NaN and infinity, which are none."""
@@ -132,18 +150,7 @@ class Workdir:
     def append_jsonl(self, name: str, record: dict[str, Any]) -> None:
         """Adds one line, whole or not at all; a line that a crash left torn is dropped first."""
         line = (json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n").encode()
-        descriptor = os.open(self.path(name), os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            size = _whole_lines(descriptor)
-            os.ftruncate(descriptor, size)
-            try:
-                if os.pwrite(descriptor, line, size) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root / name))
-            except BaseException:
-                os.ftruncate(descriptor, size)
-                raise
-        finally:
-            os.close(descriptor)
+        self.processes.agree(lambda: _append(self.path(name), line))
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
         """The records of a file, empty where there is none; a torn last line is left out.
@@ -165,22 +172,27 @@ class Workdir:
     def write_shard(self, policy: str, split: str, index: int, trajectories: Iterable[Any]) -> None:
         """Writes shard `index` of `rollouts/<policy>/<split>/`, and then lists it in the folder's manifest.
 
+        Of several processes each writes its part, and the manifest lists all parts or none.
+
         Args:
-          trajectories: `rl.trajectory.Trajectory` records, in the order in which they will be read.
+          trajectories: `rl.trajectory.Trajectory` records, in the order in which they will be read; this process's part of the batch.
         """
         from rl.trajectory import encode_shard  # numpy: not for `trace-jax --help`
 
-        folder, trajectories = _shard_folder(policy, split), list(trajectories)
+        folder, trajectories, processes = _shard_folder(policy, split), list(trajectories), self.processes
         data = encode_shard(trajectories)
-        manifest = self._manifest(folder)
-        self.write_bytes(f"{folder}/{index:05d}.jsonl.zst", data)
+        manifest = {name: entry for name, entry in self._manifest(folder).items() if _shard_index(name) != index}
+        part = f"-{processes.index}of{processes.count}" if processes.count > 1 else ""
+        _write(self.path(f"{folder}/{index:05d}{part}.jsonl.zst"), data)
         sampled = sum(int(t.loss_mask.sum()) for t in trajectories if t.loss_mask is not None)
-        manifest[f"{index:05d}"] = {"trajectories": len(trajectories), "sampled_tokens": sampled, "bytes": len(data)}
+        for number, (count, tokens, size) in enumerate(processes.gather(len(trajectories), sampled, len(data))):
+            part = f"-{number}of{processes.count}" if processes.count > 1 else ""
+            manifest[f"{index:05d}{part}"] = {"trajectories": count, "sampled_tokens": tokens, "bytes": size}
         self.write_json(f"{folder}/manifest.json", {"shards": dict(sorted(manifest.items()))})
 
     def shards(self, policy: str, split: str) -> list[int]:
         """The indices of the shards that exist whole, in order."""
-        return [int(index) for index in self._manifest(_shard_folder(policy, split))]
+        return sorted({_shard_index(name) for name in self._manifest(_shard_folder(policy, split))})
 
     def read_shards(self, policy: str, split: str, indices: Iterable[int] | None = None) -> Iterator[Any]:
         """The trajectories of all shards, or of those named, in order.
@@ -188,14 +200,19 @@ class Workdir:
         Raises:
           InputError: a shard is missing or damaged.
         """
-        from rl.trajectory import TrajectoryError, decode_shard
-
         folder = _shard_folder(policy, split)
         manifest = self._manifest(folder)
-        for index in manifest if indices is None else (f"{index:05d}" for index in indices):
-            name = f"{folder}/{index}.jsonl.zst"
-            data = self.read_bytes(name)
-            if len(data) != manifest.get(index, {}).get("bytes"):
+        for index in self.shards(policy, split) if indices is None else indices:
+            yield from self._read_shard(folder, index, manifest)
+
+    def _read_shard(self, folder: str, index: int, manifest: dict[str, dict[str, int]]) -> Iterator[Any]:
+        from rl.trajectory import TrajectoryError, decode_shard
+
+        parts = sorted((name for name in manifest if _shard_index(name) == index), key=lambda name: (len(name), name))
+        for part in parts or [f"{index:05d}"]:
+            name = f"{folder}/{part}.jsonl.zst"
+            data = self._read(name)  # by every process: it is the largest of all that is read
+            if len(data) != manifest.get(part, {}).get("bytes"):
                 raise InputError(
                     f"{self.root / name}: not the size that manifest.json says; remove {self.root / folder} and roll out again"
                 )
@@ -208,7 +225,13 @@ class Workdir:
         name = f"{folder}/manifest.json"
         return self.read_json(name)["shards"] if self.exists(name) else {}
 
-    def _adopt(self, config: Config | None, resume: bool = True) -> None:
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError as error:
+            raise InputError(f"{self.root / name}: no such file; the step that writes it has not run in this workdir") from error
+
+    def _adopt(self, config: Config | None, resume: bool = True, *, write: bool = False) -> None:
         """Takes the stored config, or stores the one given."""
         if not self.exists("config.json"):
             stored = {"versions": package_versions(), "revision": source_revision()} if config else {}
@@ -223,7 +246,7 @@ class Workdir:
             for name, before, now in changed_fields(old, self.config):
                 fix = f"give another --workdir, or --config.{name}={before}"
                 raise InputError(f"--workdir={self.root}: its run has config field {name!r} = {before}, asked for is {now}; {fix}")
-        if self.config is not None and self._lock is not None and stored.get("config") != self.config.to_json():
+        if self.config is not None and write and stored.get("config") != self.config.to_json():
             self.write_json("config.json", {"config": self.config.to_json(), **{k: v for k, v in stored.items() if k != "config"}})
 
     def _sweep(self) -> None:
@@ -295,6 +318,41 @@ def _acquire(root: pathlib.Path) -> int:
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()} since {now}\n".encode())
     return descriptor
+
+
+def _write(path: pathlib.Path, data: bytes) -> None:
+    """The whole file, or when it raises the old one as it was."""
+    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _append(path: pathlib.Path, line: bytes) -> None:
+    """One more line, behind the last whole one."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        size = _whole_lines(descriptor)
+        os.ftruncate(descriptor, size)
+        try:
+            if os.pwrite(descriptor, line, size) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except BaseException:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _shard_index(name: str) -> int:
+    """3 of `00003` and of `00003-1of4`, a part."""
+    return int(name.partition("-")[0])
 
 
 def _shard_folder(policy: str, split: str) -> str:

@@ -130,6 +130,7 @@ def test_replayed_experts_are_weighted_by_the_router():
     again, same = route(x, router, 3, True, experts[:, ::-1])
     np.testing.assert_array_equal(again, experts[:, ::-1])
     close(same, weights[:, ::-1])
+    np.testing.assert_array_equal(route(x, router, 3, True, experts.at[2:].set(-1)[:, ::-1])[0][2:], experts[2:])
 
 
 # --- where rows go ---

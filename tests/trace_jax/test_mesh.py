@@ -16,13 +16,16 @@ def test_one_device_needs_no_mesh():
     assert make_mesh(MeshSection(), jax.devices()[:1]) is None
 
 
-def test_fsdp_takes_what_the_other_axes_leave():
+def test_what_the_given_axes_leave_is_taken():
     assert shape(8) == {"data": 1, "fsdp": 8, "expert": 1, "tensor": 1}
     assert shape(8, expert=4) == {"data": 1, "fsdp": 2, "expert": 4, "tensor": 1}
+    assert shape(8, fsdp=2) == {"data": 4, "fsdp": 2, "expert": 1, "tensor": 1}
     assert shape(8, data=2, fsdp=2, tensor=2) == {"data": 2, "fsdp": 2, "expert": 1, "tensor": 2}
 
 
-@pytest.mark.parametrize("axes, complaint", [({"tensor": 3}, "tensor = 3 does not divide the 8"), ({"fsdp": 2}, "= 2, there are 8")])
+@pytest.mark.parametrize(
+    "axes, complaint", [({"tensor": 3}, "tensor = 3 does not divide the 8"), ({"data": 1, "fsdp": 2}, "= 2, there are 8")]
+)
 def test_axes_that_do_not_make_up_the_devices_are_refused(axes, complaint):
     with pytest.raises(InputError, match=complaint):
         shape(8, **axes)

@@ -45,10 +45,11 @@ def train_on_target(runtime: Runtime, budget: int) -> dict[str, Any]:
     per_iteration = config.train.groups * config.train.group_size
     iterations = max(budget // per_iteration, 1)
 
-    def policy(state: LearnerState) -> Policy:
-        return Policy(name=NAME, version=int(state.step), adapters=state.params)
-
     learner = make_learner(runtime)
+
+    def policy(state: LearnerState) -> Policy:
+        return Policy(name=NAME, version=int(state.step), adapters=learner.gathered(state.params))
+
     state = learner.init(initial_adapter(runtime, NAME), seed=config.seed)
     curve: dict[str, list[float]] = {"rollouts": [], "rate": []}
     for point in range(1, _POINTS + 1):

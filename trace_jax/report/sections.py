@@ -22,7 +22,7 @@ from trace_jax.report.results import Result
 _LABELS = (("LACKING", False, 3), ("LACKING", True, 1), ("PRESENT", True, 1))  # label, whether the trajectory passed, how many are shown
 _CURVES = ("entropy", "engine_gap", "base_k3", "clip_share", "capped_share", "dropped_share", "constant_share", "effective_sample_share")
 _CURVES += ("action_tokens", "turns", "tool_errors", "invalid_action", "truncated", "policy_lag", "grad_norm", "learning_rate", "loss")
-_SECONDS = ("seconds/rollout", "seconds/update", "seconds")
+_SECONDS = ("seconds/rollout", "seconds/sync", "seconds/pack", "seconds/transfer", "seconds/step")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

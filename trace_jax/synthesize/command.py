@@ -14,6 +14,7 @@ from typing import Any
 from envs import write_package
 from envs.builtin import LIBRARY, load_builtin
 from envs.certify import certify
+from envs.package import load_package
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.runtime import BASE, CALIBRATION, Runtime, open_runtime
@@ -37,12 +38,15 @@ def synthesize(runtime: Runtime, capability: str) -> dict[str, Any]:
     if capability not in LIBRARY:
         return {"usable": False, "reasons": [f"the library has no environment for it, only for {', '.join(LIBRARY)}"]}
     builtin = load_builtin(capability)
-    package = write_package(workdir.path(folder), builtin.meta, builtin.source)
+    package = load_package(workdir.produce(folder, lambda path: write_package(path, builtin.meta, builtin.source)))
     seeds = range(CALIBRATION, CALIBRATION + config.certify_seeds)
-    certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, trusted=True)
-    workdir.write_json(f"{folder}/certificate.json", certificate.to_json())
-    if not certificate.passed:
-        return {"usable": False, "reasons": certificate.reasons}
+    target_tools = runtime.tools(runtime.target)
+    certificate = runtime.processes.agree(
+        lambda: certify(package, runtime.pool, target_tools=target_tools, seeds=seeds, trusted=True).to_json()
+    )
+    workdir.write_json(f"{folder}/certificate.json", certificate)
+    if not certificate["passed"]:
+        return {"usable": False, "reasons": certificate["reasons"]}
     split = f"calibration-{capability}"
     tasks = runtime.tasks(package, split, CALIBRATION, config.calibration_seeds, config.calibration_rollouts)
     result = calibrate(runtime.roll_out(BASE, "base", split, 0, tasks), config)
