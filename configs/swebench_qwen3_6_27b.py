@@ -1,4 +1,8 @@
-"""Draft."""
+"""Draft.
+
+Command:   trace-jax preflight --config=swebench_qwen3_6_27b
+Hardware:  x
+"""
 
 from trace_jax.config import Config, MeshSection, ModelSection, RolloutSection, TrainSection
 

@@ -1,4 +1,8 @@
-"""Draft."""
+"""Draft.
+
+Command:   trace-jax preflight --config=tau2_qwen3_30b_a3b
+Hardware:  x
+"""
 
 from trace_jax.config import Config, MeshSection, ModelSection, RolloutSection, TrainSection
 

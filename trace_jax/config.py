@@ -65,6 +65,19 @@ class ModelSection:
             raise InputError(f"config field 'model.path': no config.json in {path.absolute()}; give a Hugging Face model folder")
         return found
 
+    @property
+    def weights(self) -> pathlib.Path:
+        """`folder`, for those who load it: the architectures in `configs/` are a config.json alone.
+
+        Raises:
+          InputError: there is no model in it, or no weights.
+        """
+        if not any(self.folder.glob("*.safetensors*")):
+            raise InputError(
+                f"config field 'model.path': no weights in {self.folder}; download the model and set --config.model.path=FOLDER"
+            )
+        return self.folder
+
 
 @section()
 class MeshSection:

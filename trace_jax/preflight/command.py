@@ -21,14 +21,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from model import AdapterBank, CausalLM, Gate, init_bank, init_cache, init_gate
 from model import Config as Architecture
 from model.flops import adapter_step_flops, forward_flops
+from model.lora import bank_shardings
 from model.parameters import abstract_parameters
-from model.sharding import distribute
+from model.sharding import AXES, distribute
 from rl.engines.jax.steps import Slots, Turn, decode
 from rl.learner import Learner
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.errors import InputError
-from trace_jax.mesh import make_mesh
+from trace_jax.mesh import engine_mesh, make_mesh
 from trace_jax.params import read_architecture
 from trace_jax.preflight import accelerators, report
 from trace_jax.preflight.program import DoesNotFit, Program, compile_program
@@ -53,12 +54,12 @@ def main(arguments: Arguments) -> None:
         raise InputError("--topology is missing: name accelerators, such as v5e:4x4, v5p:2x2x4, v6e:4x4 or h100:8, or set mesh.topology")
     accelerator = accelerators.find(topology)
     devices = accelerators.topology_devices(topology)
-    mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices), ("fsdp",))
+    mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices).reshape(1, 1, 1, 1), AXES)
     architecture = dataclasses.replace(read_architecture(config), remat=config.train.remat)
     programs, flops = [], {}
     for name, lowered, operations in lower_all(config, architecture, mesh):
         programs.append(_compile(name, lowered))
-        flops[name] = operations / mesh.size
+        flops[name] = operations
     print(report.render(config.name, topology, accelerator, programs, flops))
     if not all(report.fits(program, accelerator) for program in programs):
         raise SystemExit(1)
@@ -77,7 +78,7 @@ def _compile(name: str, lowered: jax.stages.Lowered) -> Program | DoesNotFit:
 
 
 def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> Iterator[tuple[str, jax.stages.Lowered, float]]:
-    """The steps that a run of this config takes: name, what is compiled, its operations on all devices together."""
+    """The steps that a run of this config takes: name, what is compiled, and its operations on one device."""
     dtype, train, length = jnp.dtype(config.model.dtype), config.train, config.train.pack_length
     model = CausalLM(architecture, mesh=mesh, parameters=abstract_parameters(architecture, dtype, mesh))
     key = jax.random.key(0)
@@ -85,28 +86,34 @@ def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> Iterato
     def bank(k: int) -> AdapterBank:
         return jax.eval_shape(lambda: init_bank(architecture, k, train.rank, train.alpha, key))
 
+    def operations(rank: int) -> float:
+        return adapter_step_flops(architecture, train.micro_rows * length, length, rank, remat=train.remat) / mesh.size
+
     settings, loss = learner_config(config, train.learning_rate, 0, train.iterations), loss_config(train)
     gate = jax.eval_shape(lambda: init_gate(architecture, _ADAPTERS + 1, config.gate.base_bias, key))
-    tokens = train.micro_rows * length
     one = Learner(model, settings, loss).lower(bank(1), length)
-    yield _PROGRAMS[0], one["gradient"], adapter_step_flops(architecture, tokens, length, train.rank, remat=train.remat)
+    yield _PROGRAMS[0], one["gradient"], operations(train.rank)
     yield _PROGRAMS[1], one["update"], 0.0
-    gated = Learner(model, settings, loss, bank=bank(_ADAPTERS)).lower(gate, length)
-    yield _PROGRAMS[2], gated["gradient"], adapter_step_flops(architecture, tokens, length, train.rank * _ADAPTERS, remat=train.remat)
-    decoded = lower_decode(config, model, bank(_ADAPTERS), gate, mesh)
-    keys = config.rollout.context
-    yield _PROGRAMS[3], decoded, forward_flops(architecture, config.rollout.lanes * _STEPS, 1, rank=train.rank * _ADAPTERS, keys=keys)
+    yield (
+        _PROGRAMS[2],
+        Learner(model, settings, loss, bank=bank(_ADAPTERS)).lower(gate, length)["gradient"],
+        operations(train.rank * _ADAPTERS),
+    )
+    engine = engine_mesh(config.mesh, mesh)
+    tokens = config.rollout.lanes * _STEPS
+    decoded = forward_flops(architecture, tokens, 1, rank=train.rank * _ADAPTERS, keys=config.rollout.context) / engine.size
+    yield _PROGRAMS[3], lower_decode(config, architecture, bank(_ADAPTERS), gate, engine), decoded
 
 
-def lower_decode(config: Config, model: CausalLM, bank: AdapterBank, gate: Gate, mesh: Mesh) -> jax.stages.Lowered:
-    """The engine's decoding step of the routed model, all lanes in use up to the whole context."""
-    lanes, context = config.rollout.lanes, config.rollout.context
+def lower_decode(config: Config, architecture: Architecture, bank: AdapterBank, gate: Gate, mesh: Mesh) -> jax.stages.Lowered:
+    """The decoding step of the routed model in one process's engine, all lanes in use up to the whole context."""
+    lanes, context, dtype = config.rollout.lanes, config.rollout.context, jnp.dtype(config.model.dtype)
     whole = NamedSharding(mesh, PartitionSpec())
 
     def repeated(tree):
         return distribute(tree, jax.tree.map(lambda _: whole, tree))
 
-    cache = jax.eval_shape(lambda: init_cache(model.config, lanes, context, jnp.dtype(config.model.dtype)))
+    cache = jax.eval_shape(lambda: init_cache(architecture, lanes, context, dtype))
     slots = Slots(jax.ShapeDtypeStruct((lanes, _ADAPTERS + 1), jnp.float32), jax.ShapeDtypeStruct((lanes,), bool))
     integers, floats = (jax.ShapeDtypeStruct((lanes,), dtype) for dtype in (jnp.int32, jnp.float32))
     turn = Turn(
@@ -119,11 +126,11 @@ def lower_decode(config: Config, model: CausalLM, bank: AdapterBank, gate: Gate,
         stop=jax.ShapeDtypeStruct((lanes, 4), jnp.int32),
     )
     return decode.lower(
-        model.config,
+        architecture,
         mesh,
-        model.parameters(),
+        abstract_parameters(architecture, dtype, mesh),
         distribute(cache, cache.shardings(mesh)),
-        repeated(bank),
+        distribute(bank, bank_shardings(bank, architecture, mesh)),
         repeated(gate),
         repeated(slots),
         repeated(turn),

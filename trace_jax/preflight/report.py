@@ -5,10 +5,9 @@ Times are a roofline at the published peak rates, hence lower bounds: what a rea
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trace_jax.preflight.accelerators import Accelerator
 from trace_jax.preflight.program import DoesNotFit, Program
@@ -90,39 +89,6 @@ def render(
     if all(fits(program, accelerator) for program in programs):
         lines.append(f"All {len(programs)} programs fit.")
     return "\n".join(lines) + "\n"
-
-
-def to_json(
-    config: str,
-    topology: str,
-    accelerator: Accelerator,
-    programs: Sequence[Program | DoesNotFit],
-    flops: Mapping[str, float] | None = None,
-) -> dict[str, Any]:
-    """The same figures for a file; sizes in bytes, times in seconds."""
-    flops = flops or {}
-
-    def entry(program: Program | DoesNotFit) -> dict[str, Any]:
-        data = dataclasses.asdict(program) | {"fits": fits(program, accelerator), "advice": list(advice(program, accelerator))}
-        if isinstance(program, DoesNotFit):
-            return data
-        times = roofline(program, accelerator, flops.get(program.name))
-        return data | {
-            "collectives": {kind: collective._asdict() for kind, collective in program.collectives.items()},
-            "kernels": dict(program.kernels),
-            "unknown_loops": list(program.unknown_loops),
-            "peak": program.peak,
-            "flops": flops.get(program.name),
-            "seconds": times._asdict() | {"step": times.step},
-            "limit": times.limit,
-        }
-
-    return {
-        "config": config,
-        "topology": topology,
-        "accelerator": dataclasses.asdict(accelerator),
-        "programs": [entry(program) for program in programs],
-    }
 
 
 def advice(program: Program | DoesNotFit, accelerator: Accelerator) -> Iterator[str]:

@@ -1,11 +1,10 @@
 import dataclasses
-import json
 
 import pytest
 
 from trace_jax.preflight.accelerators import find
 from trace_jax.preflight.program import DoesNotFit, Program
-from trace_jax.preflight.report import advice, fits, render, roofline, to_json
+from trace_jax.preflight.report import advice, fits, render, roofline
 from trace_jax.preflight.work import Collective
 
 GIB = 2**30
@@ -112,12 +111,3 @@ def test_what_the_counts_leave_open_is_said():
         and "20.0 x the analytic FLOPs" in text
         and "libtpu before 0.0.50" in text
     )
-
-
-def test_the_figures_go_into_a_file():
-    refused = DoesNotFit(name="gate gradient", needed=34 * GIB, available=V5E.hbm, message="RESOURCE_EXHAUSTED")
-    data = json.loads(json.dumps(to_json("c", "v5e:4x4", V5E, [SMALL, refused], {"adapter gradient": 3e12})))
-    small, gate = data["programs"]
-    assert small["peak"] == 7 * GIB and small["flops"] == 3e12 and small["seconds"]["compute"] == 3e12 / V5E.flops and small["fits"]
-    assert small["collectives"]["all-gather"] == {"count": 96, "bytes": 2e9, "overlapped": 1.5e9} and small["limit"] == "interconnect"
-    assert gate["needed"] == 34 * GIB and not gate["fits"] and gate["advice"] and data["accelerator"]["name"] == "v5e"
