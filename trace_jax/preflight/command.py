@@ -7,18 +7,20 @@ No weight is read, no accelerator is needed. A program that does not fit fails h
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.pool import ThreadPool
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from model import AdapterBank, CausalLM, Gate, init_bank, init_cache, init_gate
+from model import AdapterBank, Cache, CausalLM, Gate, init_bank, init_cache, init_gate
 from model import Config as Architecture
 from model.flops import adapter_step_flops, forward_flops
 from model.lora import bank_shardings
@@ -29,6 +31,7 @@ from rl.learner import Learner
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.errors import InputError
+from trace_jax.fit import fit
 from trace_jax.mesh import engine_mesh, make_mesh
 from trace_jax.params import read_architecture
 from trace_jax.preflight import accelerators, report
@@ -55,12 +58,21 @@ def main(arguments: Arguments) -> None:
     accelerator = accelerators.find(topology)
     devices = accelerators.topology_devices(topology)
     mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices).reshape(1, 1, 1, 1), AXES)
+    config = fit(config, devices, accelerator.hbm)
     architecture = dataclasses.replace(read_architecture(config), remat=config.train.remat)
     programs, flops = [], {}
-    for name, lowered, operations in lower_all(config, architecture, mesh):
-        programs.append(_compile(name, lowered))
-        flops[name] = operations
-    print(report.render(config.name, topology, accelerator, programs, flops))
+    for step in lower_all(config, architecture, mesh):
+        programs.append(dataclasses.replace(_compile(step.name, step.lowered), beside=step.beside))
+        flops[step.name] = step.flops
+    settings = report.Settings(
+        micro_rows=config.train.micro_rows,
+        pack_length=config.train.pack_length,
+        remat=config.train.remat,
+        lanes=config.rollout.lanes,
+        mesh=mesh.shape,
+        weights=_device_bytes(abstract_parameters(architecture, jnp.dtype(config.model.dtype), mesh)),
+    )
+    print(report.render(config.name, topology, accelerator, programs, settings, flops))
     if not all(report.fits(program, accelerator) for program in programs):
         raise SystemExit(1)
 
@@ -77,35 +89,58 @@ def _compile(name: str, lowered: jax.stages.Lowered) -> Program | DoesNotFit:
             continue
 
 
-def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> Iterator[tuple[str, jax.stages.Lowered, float]]:
-    """The steps that a run of this config takes: name, what is compiled, and its operations on one device."""
+class Step(NamedTuple):
+    """A program of a run: operations of one device, and the bytes that the run holds on a device beside the program's own."""
+
+    name: str
+    lowered: jax.stages.Lowered
+    flops: float
+    beside: int
+
+
+def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> Iterator[Step]:
+    """The steps that a run of this config takes."""
     dtype, train, length = jnp.dtype(config.model.dtype), config.train, config.train.pack_length
+    engine = engine_mesh(config.mesh, mesh)
     model = CausalLM(architecture, mesh=mesh, parameters=abstract_parameters(architecture, dtype, mesh))
     key = jax.random.key(0)
 
-    def bank(k: int) -> AdapterBank:
-        return jax.eval_shape(lambda: init_bank(architecture, k, train.rank, train.alpha, key))
+    def bank(k: int, mesh: Mesh = mesh) -> AdapterBank:
+        shapes = jax.eval_shape(lambda: init_bank(architecture, k, train.rank, train.alpha, key))
+        return distribute(shapes, bank_shardings(shapes, architecture, mesh))
 
     def operations(rank: int) -> float:
         return adapter_step_flops(architecture, train.micro_rows * length, length, rank, remat=train.remat) / mesh.size
 
+    weights, adapter = _device_bytes(model.parameters()), _device_bytes(bank(1))
+    cache = jax.eval_shape(lambda: init_cache(architecture, config.rollout.lanes, config.rollout.context, dtype))
+    cache = distribute(cache, cache.shardings(engine))
+    held = _device_bytes(cache)  # by the engine, which has weights of its own where the learner's are no whole copy
+    if any(engine.shape[axis] != mesh.shape[axis] for axis in AXES[1:]):
+        held += _device_bytes(abstract_parameters(architecture, dtype, engine))
     settings, loss = learner_config(config, train.learning_rate, 0, train.iterations), loss_config(train)
     gate = jax.eval_shape(lambda: init_gate(architecture, _ADAPTERS + 1, config.gate.base_bias, key))
+
     one = Learner(model, settings, loss).lower(bank(1), length)
-    yield _PROGRAMS[0], one["gradient"], operations(train.rank)
-    yield _PROGRAMS[1], one["update"], 0.0
-    yield (
-        _PROGRAMS[2],
-        Learner(model, settings, loss, bank=bank(_ADAPTERS)).lower(gate, length)["gradient"],
-        operations(train.rank * _ADAPTERS),
-    )
-    engine = engine_mesh(config.mesh, mesh)
+    used = held + _device_bytes(bank(1, engine))
+    # the sum of the micro-batches' gradients, and the optimizer's two moments
+    yield Step(_PROGRAMS[0], one["gradient"], operations(train.rank), used + 3 * adapter)
+    yield Step(_PROGRAMS[1], one["update"], 0.0, used + weights)
+    routed = Learner(model, settings, loss, bank=bank(_ADAPTERS)).lower(gate, length)
+    many = bank(_ADAPTERS, engine)
+    yield Step(_PROGRAMS[2], routed["gradient"], operations(train.rank * _ADAPTERS), held + _device_bytes(many))
     tokens = config.rollout.lanes * _STEPS
     decoded = forward_flops(architecture, tokens, 1, rank=train.rank * _ADAPTERS, keys=config.rollout.context) / engine.size
-    yield _PROGRAMS[3], lower_decode(config, architecture, bank(_ADAPTERS), gate, engine), decoded
+    # the learner of the gate has the bank, that of an adapter its optimizer
+    yield Step(_PROGRAMS[3], lower_decode(config, architecture, cache, many, gate, engine), decoded, max(_ADAPTERS, 3) * adapter)
 
 
-def lower_decode(config: Config, architecture: Architecture, bank: AdapterBank, gate: Gate, mesh: Mesh) -> jax.stages.Lowered:
+def _device_bytes(tree: Any) -> int:
+    """Bytes of one device for arrays that are shapes with shardings."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def lower_decode(config: Config, architecture: Architecture, cache: Cache, bank: AdapterBank, gate: Gate, mesh: Mesh) -> jax.stages.Lowered:
     """The decoding step of the routed model in one process's engine, all lanes in use up to the whole context."""
     lanes, context, dtype = config.rollout.lanes, config.rollout.context, jnp.dtype(config.model.dtype)
     whole = NamedSharding(mesh, PartitionSpec())
@@ -113,7 +148,6 @@ def lower_decode(config: Config, architecture: Architecture, bank: AdapterBank, 
     def repeated(tree):
         return distribute(tree, jax.tree.map(lambda _: whole, tree))
 
-    cache = jax.eval_shape(lambda: init_cache(architecture, lanes, context, dtype))
     slots = Slots(jax.ShapeDtypeStruct((lanes, _ADAPTERS + 1), jnp.float32), jax.ShapeDtypeStruct((lanes,), bool))
     integers, floats = (jax.ShapeDtypeStruct((lanes,), dtype) for dtype in (jnp.int32, jnp.float32))
     turn = Turn(
@@ -129,8 +163,8 @@ def lower_decode(config: Config, architecture: Architecture, bank: AdapterBank, 
         architecture,
         mesh,
         abstract_parameters(architecture, dtype, mesh),
-        distribute(cache, cache.shardings(mesh)),
-        distribute(bank, bank_shardings(bank, architecture, mesh)),
+        cache,
+        bank,
         repeated(gate),
         repeated(slots),
         repeated(turn),
