@@ -13,6 +13,6 @@ data = [name for name in ("configs", "prompts") if (pathlib.Path(__file__).paren
 setup(
     # namespace: folders that hold data only (an environment package, a checkpoint) are packages to setuptools too
     packages=find_namespace_packages(include=[f"{name}{sub}" for name in ("trace_jax", "rl", "model", "envs") for sub in ("", ".*")])
-    + [f"trace_jax.{folder}" for name in data for folder in [name, *(f"{name}.{sub}" for sub in find_namespace_packages(name))]],
+    + [f"trace_jax.{name}" for name in data],
     package_dir={f"trace_jax.{name}": name for name in data},
 )

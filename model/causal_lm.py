@@ -105,8 +105,11 @@ class CausalLM(nnx.Module):
 
     def unembed(self, hidden: jax.Array) -> jax.Array:
         """hidden[..., D] -> logits[..., V], summed and kept in float32."""
-        weight = self.embed[...].T if self.head is None else self.head[...]
-        return dense(hidden, weight, True)
+        return dense(hidden, self.unembedding(), True)
+
+    def unembedding(self) -> jax.Array:
+        """[D, V], the embedding's transpose where the two are tied."""
+        return self.embed[...].T if self.head is None else self.head[...]
 
     def forward(
         self,
@@ -214,13 +217,12 @@ def _scan_layers(context: Context, x: jax.Array, stacks: Weights, keep: Collecti
         def run(x: jax.Array, stacks: Weights, block=block) -> tuple[jax.Array, dict[str, jax.Array]]:
             extras = []
             for index, kind in enumerate(block):
-
-                def layer(x: jax.Array, weights: Weights, kind=kind) -> tuple[jax.Array, dict[str, jax.Array]]:
-                    x, _, found = decoder_layer(context, kind, x, weights, None)
+                # takes the block's arrays and not the layer's: those would be new ones, kept for the backward pass, a copy of all weights
+                def layer(x: jax.Array, stacks: Weights, index=index, kind=kind) -> tuple[jax.Array, dict[str, jax.Array]]:
+                    x, _, found = decoder_layer(context, kind, x, _layer_weights(config, block, index, stacks), None)
                     return x, {name: found[name] for name in found if name in keep}
 
-                layer = jax.checkpoint(layer, prevent_cse=False) if config.remat else layer
-                x, found = layer(x, _layer_weights(config, block, index, stacks))
+                x, found = (jax.checkpoint(layer, prevent_cse=False) if config.remat else layer)(x, stacks)
                 extras.append(found)
             return x, _collect(extras, jnp.stack)
 

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from model.causal_lm import CausalLM
+from model.matmul import dense
+from model.sharding import constrain
 
 
 def token_logprobs(
@@ -22,11 +24,13 @@ def token_logprobs(
     batch, length = targets.shape
     chunk = min(chunk, length)
     pad = -length % chunk
+    # gathered here from the devices that share it; left to the compiler, every chunk gathers it again
+    weight = constrain(model.unembedding(), (None, "logits"), model.mesh)
     inverse = 1.0 / jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,))[:, None, None]
 
     @jax.checkpoint
     def piece(hidden: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = model.unembed(hidden) * inverse
+        logits = dense(hidden, weight, True) * inverse
         logz = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         # a comparison, not a gather: its gradient is a product, where a gather's is a scatter
         taken = jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == targets[..., None], logits, 0.0), axis=-1)

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
 
 from model.config import Config
 from model.matmul import dense
+from model.sharding import partition
 
 
 @jax.tree_util.register_dataclass
@@ -109,6 +111,15 @@ def bank_axes(config: Config) -> tuple[dict[str, tuple[str | None, ...]], dict[s
         lead = ("layers", None, *(["experts"] if p.experts else []))
         a[name], b[name] = (*lead, p.axes[0], None), (*lead, None, p.axes[1])
     return a, b
+
+
+def bank_shardings(bank: AdapterBank, config: Config, mesh: Mesh) -> AdapterBank:
+    """The sharding of each array of a bank, which may be shapes."""
+
+    def half(arrays: dict[str, jax.Array], axes: dict[str, tuple[str | None, ...]]) -> dict[str, NamedSharding]:
+        return {name: partition(x.shape, axes[name], mesh) for name, x in arrays.items()}
+
+    return AdapterBank(*map(half, bank.factors, bank_axes(config)), partition(bank.scale.shape, (None,), mesh))
 
 
 def count_adapter_parameters(config: Config, rank: int) -> int:

@@ -6,11 +6,16 @@ the other's. Scatters are slow on CPUs and TPUs.
 On a mesh a device holds a slice of the experts, and of each expert's width. Devices along `expert` share their tokens, compute what their
 experts add to all of them, and sum it up into the slices they came with. This sends more than the two all-to-all exchanges of only the
 tokens needed, but its sizes do not depend on the router, so no token is ever dropped.
+
+Every token of the group could choose the experts of one device, so there is a row for each choice of each. On an accelerator long batches
+go through in pieces, which bounds those rows; nothing but a piece's inputs is kept for the backward pass.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -132,8 +137,38 @@ def expert_ffn(
     if a:
         operands["ranks"] = ranks
     if mesh is None:
-        return _local_ffn(operands, jax.default_backend(), implementation)
+        platform = jax.default_backend()
+        return _in_pieces(lambda own: _local_ffn(own, platform, implementation), operands, 1, platform)
     return _sharded_ffn(operands, mesh, implementation)
+
+
+def _in_pieces(ffn: Callable[[dict], jax.Array], operands: dict, sharing: int, platform: str) -> jax.Array:
+    """`ffn(operands)`, piece by piece of the time axis where that makes too many rows.
+
+    Args:
+      sharing: devices that bring as many tokens each.
+    """
+    batch, time, k = operands["experts"].shape
+    pieces = 1
+    while sharing * batch * time * k > pieces * _most_rows(platform) and time % (2 * pieces) == 0:
+        pieces *= 2
+    if pieces == 1:
+        return ffn(operands)
+
+    def split(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x.reshape(x.shape[0], pieces, -1, *x.shape[2:]), 1, 0)
+
+    moving = {
+        name: split(operands[name]) for name in ("x", "experts", "weights", "ranks") if name in operands and operands[name].shape[1] > 1
+    }
+    step = jax.checkpoint(lambda piece: ffn(operands | piece), prevent_cse=False)
+    _, y = lax.scan(lambda _, piece: (None, step(piece)), None, moving)
+    return jnp.moveaxis(y, 0, 1).reshape(operands["x"].shape)
+
+
+def _most_rows(platform: str) -> float:
+    """Of one piece. 2^17 are 1024 for each of 128 experts, which keeps their products busy; a CPU has its blocks."""
+    return math.inf if platform == "cpu" else 2**17
 
 
 def _sharded_ffn(operands: dict, mesh: Mesh, implementation: Implementation) -> jax.Array:
@@ -154,17 +189,23 @@ def _sharded_ffn(operands: dict, mesh: Mesh, implementation: Implementation) -> 
         spec["ranks"] = tokens if operands["ranks"].shape[0] == x.shape[0] else PartitionSpec()
     exchange = bool(expert) and expert[0] in batch  # devices with other experts have other tokens too
 
-    def body(own: dict) -> jax.Array:
+    platform = mesh.devices.flat[0].platform
+
+    def ffn(own: dict) -> jax.Array:
+        own = dict(own)
         if exchange:
             own |= {name: lax.all_gather(own[name], expert, axis=0, tiled=True) for name in own if spec[name] is tokens}
         if expert:
             own["experts"] -= lax.axis_index(expert) * own["w"]["expert_gate"].shape[0]
-        y = _local_ffn(own, mesh.devices.flat[0].platform, implementation)
+        y = _local_ffn(own, platform, implementation)
         if exchange:
             y = lax.psum_scatter(y, expert, scatter_dimension=0, tiled=True)
         elif expert:
             y = _sum(y, expert)
         return _sum(y, tensor) if tensor else y
+
+    def body(own: dict) -> jax.Array:
+        return _in_pieces(ffn, own, mesh.shape[expert[0]] if exchange else 1, platform)
 
     # check_vma off: the TPU's kernels do not declare over which axes their results vary
     return jax.shard_map(body, mesh=mesh, in_specs=(spec,), out_specs=tokens, check_vma=False)(operands)

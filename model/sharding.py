@@ -22,6 +22,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert"),
     "layers": (),
     "vocab": ("tensor", "fsdp"),
+    "logits": ("tensor",),
     "embed": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),

@@ -37,8 +37,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from model import AdapterBank, CausalLM, Gate, Routing, init_gate, slice_bank
-from model.lora import bank_axes
-from model.sharding import distribute, mesh_axes, partition
+from model.lora import bank_shardings
+from model.sharding import distribute, mesh_axes
 from rl.packing import Batch, pack
 from rl.trajectory import Trajectory
 
@@ -236,7 +236,7 @@ class GateWarmStart:
         self._axes = mesh_axes((micro_rows,), ("batch",), mesh)[0] if mesh else ()
         self._shards = math.prod(mesh.shape[axis] for axis in self._axes) if mesh else 1
         self._room = feature_bytes // (4 * model.config.num_hidden_layers * model.config.hidden_size)
-        self.bank = bank if mesh is None else distribute(bank, _bank_shardings(bank, model))
+        self.bank = bank if mesh is None else distribute(bank, bank_shardings(bank, model.config, mesh))
         whole = self._sharding()
         self._measure = jax.jit(functools.partial(_measure, graph, temperature, logprob_chunk), out_shardings=whole)
         self._write = jax.jit(functools.partial(_write_inputs, graph, mesh, self._axes), donate_argnums=0)
@@ -342,12 +342,6 @@ class GateWarmStart:
             placed.append(np.zeros((self._shards * layout.capacity, *x.shape[1:]), np.float32))
             placed[-1][layout.place] = x
         return self._put(tuple(placed), self._axes)
-
-
-def _bank_shardings(bank: AdapterBank, model: CausalLM) -> AdapterBank:
-    halves = zip(bank.factors, bank_axes(model.config), strict=True)
-    factors = ({name: partition(x.shape, axes[name], model.mesh) for name, x in half.items()} for half, axes in halves)
-    return AdapterBank(*factors, NamedSharding(model.mesh, PartitionSpec()))
 
 
 def _measure(graph: nnx.GraphDef, temperature: float, chunk: int, frozen: nnx.State, adapter: AdapterBank, batch: Batch) -> jax.Array:

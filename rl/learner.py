@@ -27,7 +27,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from model import AdapterBank, CausalLM, Gate, Routing, token_logprobs
-from model.lora import bank_axes
+from model.lora import bank_shardings
 from model.sharding import constrain, distribute, partition
 from rl.loss import LossConfig, Metrics, mean_metrics, policy_loss
 from rl.packing import Batch
@@ -114,7 +114,7 @@ class Learner:
         self.config, self.loss = config, loss or LossConfig()
         self.compiles: Counter[str] = Counter()
         self._graph, self._frozen = nnx.split(model)
-        self._model, self._mesh, self._axes = model.config, model.mesh, bank_axes(model.config)
+        self._model, self._mesh = model.config, model.mesh
         self.bank = bank if bank is None else self._lay_out(bank)
         self._optimizer = config.optimizer()
         self._start = jax.jit(self._initial, static_argnums=1)
@@ -203,15 +203,10 @@ class Learner:
     # --- the mesh
 
     def _shardings(self, params: Params) -> Params:
-        """The sharding of each array of `params`; the rank of a factor and what belongs to a gate stay whole."""
-
-        def sharding(x: jax.Array, axes: tuple[str | None, ...]) -> NamedSharding:
-            return partition(x.shape, axes, self._mesh)
-
+        """The sharding of each array of `params`; a gate is whole everywhere."""
         if isinstance(params, Gate):
-            return jax.tree.map(lambda x: sharding(x, (None,) * x.ndim), params)
-        factors = ({n: sharding(x, axes[n]) for n, x in half.items()} for half, axes in zip(params.factors, self._axes, strict=True))
-        return AdapterBank(*factors, sharding(params.scale, (None,)))
+            return jax.tree.map(lambda _: NamedSharding(self._mesh, PartitionSpec()), params)
+        return bank_shardings(params, self._model, self._mesh)
 
     def _state_shardings(self, state: LearnerState) -> LearnerState:
         """The optimizer's arrays lie as the parameters that they belong to; all else is whole everywhere."""

@@ -28,6 +28,7 @@ from absl import flags
 from trace_jax import config as configs
 from trace_jax.config import ROOT, Config
 from trace_jax.errors import InputError
+from trace_jax.libtpu import expect_no_tpu_without_chips
 from trace_jax.processes import ALONE, find_job, join
 from trace_jax.workdir import Workdir, stored_config
 
@@ -192,6 +193,7 @@ def main(argv: list[str]) -> int:
                 return 0
             values, overrides, argument = parse(name, command, words[1:])
             config = _config(values, overrides, command)
+            expect_no_tpu_without_chips()
             os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which we do not use
             job = find_job(*(values.pop(flag) for flag in _TOGETHER)) if "coordinator" in values else None
             processes = join(job) if job else ALONE

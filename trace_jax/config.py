@@ -60,10 +60,23 @@ class ModelSection:
           InputError: there is no model in it.
         """
         path = pathlib.Path(self.path).expanduser()
-        found = next((folder for folder in (ROOT / path, path.absolute()) if (folder / "config.json").is_file()), None)
+        found = next((folder for folder in (ROOT / path, _PACKAGE / path, path.absolute()) if (folder / "config.json").is_file()), None)
         if found is None:
             raise InputError(f"config field 'model.path': no config.json in {path.absolute()}; give a Hugging Face model folder")
         return found
+
+    @property
+    def weights(self) -> pathlib.Path:
+        """`folder`, for those who load it: the architectures in `configs/` are a config.json alone.
+
+        Raises:
+          InputError: there is no model in it, or no weights.
+        """
+        if not any(self.folder.glob("*.safetensors*")):
+            raise InputError(
+                f"config field 'model.path': no weights in {self.folder}; download the model and set --config.model.path=FOLDER"
+            )
+        return self.folder
 
 
 @section()

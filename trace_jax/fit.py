@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from model import AdapterBank, CausalLM, Routing, init_bank, init_gate, token_logprobs
+from model import CausalLM, Routing, init_bank, init_gate, token_logprobs
 from model import Config as Architecture
-from model.lora import bank_axes
+from model.lora import bank_shardings
 from model.parameters import abstract_parameters
-from model.sharding import RULES, partition
+from model.sharding import RULES
 from rl.learner import LearnerConfig
 from trace_jax.config import Config
 from trace_jax.mesh import make_mesh
@@ -109,11 +109,9 @@ def _ways(mesh: Mesh) -> int:
 def _held_bytes(architecture: Architecture, dtype: jnp.dtype, rank: int, mesh: Mesh) -> float:
     """Bytes of a device for its part of the weights, an adapter and its optimizer."""
     weights = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in abstract_parameters(architecture, dtype, mesh).values())
-    bank: AdapterBank = jax.eval_shape(lambda: init_bank(architecture, 1, rank, rank, jax.random.key(0)))
-    factors = zip(bank.factors, bank_axes(architecture), strict=True)
-    adapter = sum(
-        math.prod(partition(x.shape, axes[name], mesh).shard_shape(x.shape)) for half, axes in factors for name, x in half.items()
-    )
+    bank = jax.eval_shape(lambda: init_bank(architecture, 1, rank, rank, jax.random.key(0)))
+    shardings = jax.tree.leaves(bank_shardings(bank, architecture, mesh))
+    adapter = sum(math.prod(sharding.shard_shape(x.shape)) for x, sharding in zip(jax.tree.leaves(bank), shardings, strict=True))
     return weights * dtype.itemsize + _STATES * 4 * adapter
 
 

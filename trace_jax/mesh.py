@@ -55,6 +55,26 @@ def make_mesh(section: MeshSection, devices: Sequence[jax.Device]) -> Mesh | Non
     return Mesh(grid, tuple(sizes))
 
 
+def engine_mesh(section: MeshSection, mesh: Mesh) -> Mesh:
+    """The part of a run's mesh that the engine of one process has, see above; its devices need not be there.
+
+    Raises:
+      InputError: the devices of a process cannot be split as the section says.
+    """
+    devices, data = list(mesh.devices.flat), mesh.shape["data"]
+    processes = len({device.process_index for device in devices})
+    if data % processes == 0:
+        return Mesh(mesh.devices[: data // processes], mesh.axis_names)
+    own = [device for device in devices if device.process_index == devices[0].process_index]
+    axes = engine_axes(section)
+    return make_mesh(axes, own) or Mesh(np.asarray(own).reshape(1, 1, 1, 1), mesh.axis_names)
+
+
+def engine_axes(section: MeshSection) -> MeshSection:
+    """How the devices of one process share the work of its engine where they do not hold a whole copy of the parameters anyway."""
+    return MeshSection(expert=section.expert, tensor=section.tensor)
+
+
 def local_copy(model: CausalLM) -> CausalLM | None:
     """The model on this process's devices alone, in the same buffers; None where the process holds only a part of the parameters."""
     mesh = model.mesh.local_mesh

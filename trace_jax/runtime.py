@@ -34,10 +34,10 @@ from rl.engines.protocol import Policy
 from rl.rollout import Task, roll_out
 from rl.trajectory import Trajectory
 from trace_jax.cli import Arguments
-from trace_jax.config import Config, MeshSection
+from trace_jax.config import Config
 from trace_jax.errors import InputError
 from trace_jax.fit import fit
-from trace_jax.mesh import local_copy, make_mesh
+from trace_jax.mesh import engine_axes, local_copy, make_mesh
 from trace_jax.progress import Progress
 from trace_jax.spent import add_seconds, write_spent
 from trace_jax.workdir import Workdir, policy_name
@@ -107,20 +107,22 @@ class Runtime:
     @functools.cached_property
     def model(self) -> CausalLM:
         """The base on the devices of all processes, for the learner."""
-        return self._load(make_mesh(self.config.mesh, jax.devices()))
+        folder = self.config.model.weights  # before the mesh, which is wrong on any machine but the config's own
+        return self._load(folder, make_mesh(self.config.mesh, jax.devices()))
 
     @functools.cached_property
     def local_model(self) -> CausalLM:
         """The base on this process's own devices, for all that it does by itself."""
         if self.processes.count == 1:
             return self.model
-        axes = MeshSection(expert=self.config.mesh.expert, tensor=self.config.mesh.tensor)
-        return local_copy(self.model) or self._load(make_mesh(axes, jax.local_devices()))
+        if (own := local_copy(self.model)) is not None:
+            return own
+        return self._load(self.config.model.weights, make_mesh(engine_axes(self.config.mesh), jax.local_devices()))
 
-    def _load(self, mesh: Mesh | None) -> CausalLM:
+    def _load(self, folder: pathlib.Path, mesh: Mesh | None) -> CausalLM:
         try:
             dtype, remat = jnp.dtype(self.config.model.dtype), self.config.train.remat
-            model = load_pretrained(self.config.model.folder, mesh, dtype, remat=remat)
+            model = load_pretrained(folder, mesh, dtype, remat=remat)
         except (ConfigError, CheckpointError) as error:
             raise InputError(f"config field 'model.path': {error}") from error
         context, most = self.config.rollout.context, model.config.max_position_embeddings

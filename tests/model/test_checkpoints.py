@@ -35,7 +35,7 @@ from tests.model import tiny
 
 KINDS = list(tiny.BASES)
 SPARSE = ["qwen3_moe", "qwen3_5_moe"]
-CONFIGS = Path(__file__).parent.parent / "data" / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs" / "architectures"
 
 
 def assert_same(first, second):

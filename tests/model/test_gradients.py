@@ -215,3 +215,20 @@ def test_finite_differences_confirm_the_gradient_of_a_soft_gate(cases, moving):
     _, (_, gradient) = run(0.0)
     slope = sum(np.vdot(g, d) for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
     np.testing.assert_allclose((run(5e-3)[0] - run(-5e-3)[0]) / 1e-2, slope, 2e-2)
+
+
+@pytest.mark.parametrize("kind, layers", [("qwen3_moe", 8), ("qwen3_5", 8)])
+def test_recomputation_keeps_the_input_of_each_layer_and_no_weights(kind, layers):
+    types = tiny.CONFIGS[kind].layer_types
+    config = dataclasses.replace(tiny.CONFIGS[kind], remat=True, num_hidden_layers=layers, layer_types=types and types * 2)
+    graphdef, state = nnx.split(CausalLM(config, nnx.Rngs(0)))
+    bank, x = tiny.bank(config, adapters=1), tiny.tokens(2, 32)
+
+    def loss(factors, state):
+        return jnp.sum(nnx.merge(graphdef, state).forward(x, adapters=bank.replace_factors(factors)).hidden)
+
+    gradient = jax.make_jaxpr(jax.grad(loss))(bank.factors, state)
+    forward = next(e for e in gradient.eqns if e.primitive.name == "scan")
+    kept = [x.aval.shape for x in forward.outvars[forward.params["num_carry"] :]]
+    repeats = forward.params["length"]
+    assert kept == [(repeats, 2, 32, config.hidden_size)] * (layers // repeats)

@@ -136,6 +136,27 @@ def test_replayed_experts_are_weighted_by_the_router():
 # --- where rows go ---
 
 
+@pytest.mark.parametrize("per_token", [True, False])
+def test_pieces_give_the_values_and_gradients_of_the_whole(per_token, monkeypatch):
+    w = experts_weights()
+    factors = bank_factors(2, 4, w)
+    x, router, c = normal(0, 3, 8, D), normal(1, D, E), normal(2, 3, 8, D)
+    ranks = jnp.abs(normal(3, *((3, 8) if per_token else (3, 1)), 8))
+
+    def loss(x, factors, ranks):
+        y = moe.expert_ffn(x, *moe.route(x, router, 2, True), w, factors, ranks)
+        return jnp.sum(y * c), y
+
+    def run():
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(x, factors, ranks)
+
+    whole = run()
+    monkeypatch.setattr(moe, "_most_rows", lambda platform: 16)  # 48 rows in four pieces
+    jax.clear_caches()
+    assert "scan" in str(jax.make_jaxpr(loss)(x, factors, ranks))
+    close(run(), whole)
+
+
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "gmm"])
 def test_no_load_drops_a_token(implementation):
     w, random = experts_weights(), np.random.default_rng(0)

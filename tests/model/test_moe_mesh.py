@@ -10,9 +10,10 @@ PROGRAM = """
 import functools
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh
+from model import moe
 from model.moe import NAMES, expert_ffn, route
 
-D, F, K, R, T, k = 24, 16, 2, 4, 5, 2
+D, F, K, R, T, k = 24, 16, 2, 4, 6, 2
 
 
 def normal(seed, *shape):
@@ -55,6 +56,10 @@ check({"data": 2, "fsdp": 2, "expert": 2}, 3, per_token=False)  # tokens are who
 check({"expert": 2, "tensor": 4}, 8)
 check({"fsdp": 4, "tensor": 2}, 8)
 check({"expert": 4, "tensor": 2}, 8, experts=6)  # experts are whole
+run(4, 8, None, False)
+moe._most_rows = lambda platform: 12  # from here on in pieces of three tokens
+check({"data": 4, "expert": 2}, 8)
+check({"fsdp": 2, "expert": 4}, 4, per_token=False)
 print(len(jax.devices()), "devices agree")
 """
 

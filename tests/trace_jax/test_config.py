@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trace_jax import cli
 from trace_jax import config as configs
-from trace_jax.config import Config, RolloutSection, TrainSection, changed_fields, fields, load_config, override
+from trace_jax.config import Config, ModelSection, RolloutSection, TrainSection, changed_fields, fields, load_config, override
 from trace_jax.errors import InputError
 
 
@@ -24,6 +25,24 @@ def test_every_shipped_config_is_valid_and_tells_how_to_run_it():
         docstring = (configs.data_folder("configs") / f"{name}.py").read_text().split('"""')[1]
         assert f"--config={name}" in docstring
         assert "Hardware:" in docstring
+
+
+@pytest.mark.parametrize("name", ["tau2_qwen3_30b_a3b", "swebench_qwen3_6_27b"])
+def test_a_shipped_architecture_is_counted_but_has_no_weights_to_run(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # found from anywhere
+    assert cli.main(["params", f"--config={name}"]) == 0
+    assert cli.main(["run", f"--config={name}", f"--workdir={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "no weights in" in error and "download the model and set --config.model.path=FOLDER" in error
+
+
+def test_a_shipped_architecture_is_found_inside_the_package_of_a_wheel(tmp_path, monkeypatch):
+    folder = tmp_path / "trace_jax" / "configs" / "architectures" / "M"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr(configs, "ROOT", tmp_path)
+    monkeypatch.setattr(configs, "_PACKAGE", tmp_path / "trace_jax")
+    assert ModelSection(path="configs/architectures/M").folder == folder
 
 
 def test_every_field_is_documented_and_its_default_is_allowed():

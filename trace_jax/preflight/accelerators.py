@@ -15,6 +15,7 @@ import jax
 from jax.experimental import topologies
 
 from trace_jax.errors import InputError
+from trace_jax.libtpu import expect_no_tpu
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,17 +125,6 @@ _SHAPES = {
 }
 _ALIASES = {"v5litepod": "v5e", "v7x": "tpu7x", "v7": "tpu7x", "ironwood": "tpu7x", "trillium": "v6e", "v5lite": "v5e"}
 
-# libtpu looks for the machine that it runs on; these say that there is none. The accelerator type need not match the topology. A second
-# process may use libtpu at the same time.
-_NO_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5p-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "TPU_LOG_DIR": "disabled",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-
 
 def find(topology: str) -> Accelerator:
     """A device of a topology. Of a GPU's memory a program may use the share that JAX takes: XLA_PYTHON_CLIENT_MEM_FRACTION, or 75 %.
@@ -168,8 +158,7 @@ def topology_devices(topology: str) -> list[jax.Device]:
 def _tpu_devices(topology: str, name: str, shape: tuple[int, ...]) -> list[jax.Device]:
     if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
         raise InputError(f"--topology={topology}: compiling for a TPU needs libtpu, and no TPU: pip install 'trace-jax[tpu]'")
-    for variable, value in _NO_TPU.items():
-        os.environ.setdefault(variable, value)
+    expect_no_tpu()
     options = dict(_TPUS[name].options)
     if math.prod(shape) == 1:  # the default is hosts of four chips
         options["chips_per_host_bounds"] = (1, 1, 1)

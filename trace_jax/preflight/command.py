@@ -7,30 +7,41 @@ No weight is read, no accelerator is needed. A program that does not fit fails h
 from __future__ import annotations
 
 import dataclasses
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.pool import ThreadPool
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from model import AdapterBank, CausalLM, Gate, init_bank, init_cache, init_gate
+from model import AdapterBank, Cache, CausalLM, Gate, init_bank, init_cache, init_gate
 from model import Config as Architecture
 from model.flops import adapter_step_flops, forward_flops
+from model.lora import bank_shardings
 from model.parameters import abstract_parameters
-from model.sharding import distribute
+from model.sharding import AXES, distribute
 from rl.engines.jax.steps import Slots, Turn, decode
 from rl.learner import Learner
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.errors import InputError
-from trace_jax.mesh import make_mesh
+from trace_jax.fit import fit
+from trace_jax.mesh import engine_mesh, make_mesh
 from trace_jax.params import read_architecture
 from trace_jax.preflight import accelerators, report
-from trace_jax.preflight.program import compile_program
+from trace_jax.preflight.program import DoesNotFit, Program, compile_program
 from trace_jax.train import learner_config, loss_config
 
 _ADAPTERS = 4  # that the gate and the engine are compiled for
 _STEPS = 16  # tokens of one call of the engine
+_TOLD_EVERY = 30  # seconds
+_PROGRAMS = ("adapter gradient", "adapter update", "gate gradient", f"decode, {_STEPS} tokens")
 
 
 def main(arguments: Arguments) -> None:
@@ -46,51 +57,97 @@ def main(arguments: Arguments) -> None:
         raise InputError("--topology is missing: name accelerators, such as v5e:4x4, v5p:2x2x4, v6e:4x4 or h100:8, or set mesh.topology")
     accelerator = accelerators.find(topology)
     devices = accelerators.topology_devices(topology)
-    mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices), ("fsdp",))
+    mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices).reshape(1, 1, 1, 1), AXES)
+    config = fit(config, devices, accelerator.hbm)
     architecture = dataclasses.replace(read_architecture(config), remat=config.train.remat)
     programs, flops = [], {}
-    for name, (lowered, operations) in lower_all(config, architecture, mesh).items():
-        programs.append(compile_program(name, lowered))
-        flops[name] = operations / mesh.size
-    print(report.render(config.name, topology, accelerator, programs, flops))
+    for step in lower_all(config, architecture, mesh):
+        programs.append(dataclasses.replace(_compile(step.name, step.lowered), beside=step.beside))
+        flops[step.name] = step.flops
+    settings = report.Settings(
+        micro_rows=config.train.micro_rows,
+        pack_length=config.train.pack_length,
+        remat=config.train.remat,
+        lanes=config.rollout.lanes,
+        mesh=mesh.shape,
+        weights=_device_bytes(abstract_parameters(architecture, jnp.dtype(config.model.dtype), mesh)),
+    )
+    print(report.render(config.name, topology, accelerator, programs, settings, flops))
     if not all(report.fits(program, accelerator) for program in programs):
         raise SystemExit(1)
 
 
-def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> dict[str, tuple[jax.stages.Lowered, float]]:
-    """{name: (what is compiled, its operations on all devices together)} of the steps that a run of this config takes."""
+def _compile(name: str, lowered: jax.stages.Lowered) -> Program | DoesNotFit:
+    """`compile_program` in a thread, since the compiler hears no Ctrl-C; it takes minutes, which standard error counts."""
+    start, found = time.monotonic(), ThreadPool(1).apply_async(compile_program, (name, lowered))
+    while True:
+        seconds = time.monotonic() - start
+        print(f"compiling {_PROGRAMS.index(name) + 1} of {len(_PROGRAMS)}, {name}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        try:
+            return found.get(_TOLD_EVERY)
+        except multiprocessing.TimeoutError:
+            continue
+
+
+class Step(NamedTuple):
+    """A program of a run: operations of one device, and the bytes that the run holds on a device beside the program's own."""
+
+    name: str
+    lowered: jax.stages.Lowered
+    flops: float
+    beside: int
+
+
+def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> Iterator[Step]:
+    """The steps that a run of this config takes."""
     dtype, train, length = jnp.dtype(config.model.dtype), config.train, config.train.pack_length
+    engine = engine_mesh(config.mesh, mesh)
     model = CausalLM(architecture, mesh=mesh, parameters=abstract_parameters(architecture, dtype, mesh))
     key = jax.random.key(0)
 
-    def bank(k: int) -> AdapterBank:
-        return jax.eval_shape(lambda: init_bank(architecture, k, train.rank, train.alpha, key))
+    def bank(k: int, mesh: Mesh = mesh) -> AdapterBank:
+        shapes = jax.eval_shape(lambda: init_bank(architecture, k, train.rank, train.alpha, key))
+        return distribute(shapes, bank_shardings(shapes, architecture, mesh))
 
+    def operations(rank: int) -> float:
+        return adapter_step_flops(architecture, train.micro_rows * length, length, rank, remat=train.remat) / mesh.size
+
+    weights, adapter = _device_bytes(model.parameters()), _device_bytes(bank(1))
+    cache = jax.eval_shape(lambda: init_cache(architecture, config.rollout.lanes, config.rollout.context, dtype))
+    cache = distribute(cache, cache.shardings(engine))
+    held = _device_bytes(cache)  # by the engine, which has weights of its own where the learner's are no whole copy
+    if any(engine.shape[axis] != mesh.shape[axis] for axis in AXES[1:]):
+        held += _device_bytes(abstract_parameters(architecture, dtype, engine))
     settings, loss = learner_config(config, train.learning_rate, 0, train.iterations), loss_config(train)
     gate = jax.eval_shape(lambda: init_gate(architecture, _ADAPTERS + 1, config.gate.base_bias, key))
-    tokens = train.micro_rows * length
-    adapter_step = adapter_step_flops(architecture, tokens, length, train.rank, remat=train.remat)
-    gate_step = adapter_step_flops(architecture, tokens, length, train.rank * _ADAPTERS, remat=train.remat)
+
     one = Learner(model, settings, loss).lower(bank(1), length)
-    gated = Learner(model, settings, loss, bank=bank(_ADAPTERS)).lower(gate, length)
-    decoded = forward_flops(architecture, config.rollout.lanes * _STEPS, 1, rank=train.rank * _ADAPTERS, keys=config.rollout.context)
-    return {
-        "adapter gradient": (one["gradient"], adapter_step),
-        "adapter update": (one["update"], 0.0),
-        "gate gradient": (gated["gradient"], gate_step),
-        f"decode, {_STEPS} tokens": (lower_decode(config, model, bank(_ADAPTERS), gate, mesh), decoded),
-    }
+    used = held + _device_bytes(bank(1, engine))
+    # the sum of the micro-batches' gradients, and the optimizer's two moments
+    yield Step(_PROGRAMS[0], one["gradient"], operations(train.rank), used + 3 * adapter)
+    yield Step(_PROGRAMS[1], one["update"], 0.0, used + weights)
+    routed = Learner(model, settings, loss, bank=bank(_ADAPTERS)).lower(gate, length)
+    many = bank(_ADAPTERS, engine)
+    yield Step(_PROGRAMS[2], routed["gradient"], operations(train.rank * _ADAPTERS), held + _device_bytes(many))
+    tokens = config.rollout.lanes * _STEPS
+    decoded = forward_flops(architecture, tokens, 1, rank=train.rank * _ADAPTERS, keys=config.rollout.context) / engine.size
+    # the learner of the gate has the bank, that of an adapter its optimizer
+    yield Step(_PROGRAMS[3], lower_decode(config, architecture, cache, many, gate, engine), decoded, max(_ADAPTERS, 3) * adapter)
 
 
-def lower_decode(config: Config, model: CausalLM, bank: AdapterBank, gate: Gate, mesh: Mesh) -> jax.stages.Lowered:
-    """The engine's decoding step of the routed model, all lanes in use up to the whole context."""
-    lanes, context = config.rollout.lanes, config.rollout.context
+def _device_bytes(tree: Any) -> int:
+    """Bytes of one device for arrays that are shapes with shardings."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def lower_decode(config: Config, architecture: Architecture, cache: Cache, bank: AdapterBank, gate: Gate, mesh: Mesh) -> jax.stages.Lowered:
+    """The decoding step of the routed model in one process's engine, all lanes in use up to the whole context."""
+    lanes, context, dtype = config.rollout.lanes, config.rollout.context, jnp.dtype(config.model.dtype)
     whole = NamedSharding(mesh, PartitionSpec())
 
     def repeated(tree):
         return distribute(tree, jax.tree.map(lambda _: whole, tree))
 
-    cache = jax.eval_shape(lambda: init_cache(model.config, lanes, context, jnp.dtype(config.model.dtype)))
     slots = Slots(jax.ShapeDtypeStruct((lanes, _ADAPTERS + 1), jnp.float32), jax.ShapeDtypeStruct((lanes,), bool))
     integers, floats = (jax.ShapeDtypeStruct((lanes,), dtype) for dtype in (jnp.int32, jnp.float32))
     turn = Turn(
@@ -103,11 +160,11 @@ def lower_decode(config: Config, model: CausalLM, bank: AdapterBank, gate: Gate,
         stop=jax.ShapeDtypeStruct((lanes, 4), jnp.int32),
     )
     return decode.lower(
-        model.config,
+        architecture,
         mesh,
-        model.parameters(),
-        distribute(cache, cache.shardings(mesh)),
-        repeated(bank),
+        abstract_parameters(architecture, dtype, mesh),
+        cache,
+        bank,
         repeated(gate),
         repeated(slots),
         repeated(turn),

@@ -1,7 +1,7 @@
 """Bytes of the device's memory that one instruction reads and writes.
 
 An instruction reads its operands and writes its result, with three exceptions that matter in a program that scans its layers: a slice
-reads what it cuts out and not the whole stack, an update in place writes the slice alone, and what the compiler put into on-chip memory is
+reads what it cuts out and not the whole stack, an update in place writes the update alone, and what the compiler put into on-chip memory is
 not in the device's. A fusion is one instruction; for each of its parameters it is what its inner instructions do with it.
 """
 
@@ -12,7 +12,9 @@ import re
 from trace_jax.preflight.hlo import Computation, Instruction, Module, size
 
 # They name or pass on what others read and write, or wait for it; what a loop or a call does is counted inside of it.
-_NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "async-start", "async-update"}
+_NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "call-start", "call-update"}
+_NOTHING |= {"async-start", "async-update"}
+_IN_PLACE = ("dynamic-update-slice", "scatter")
 _SLICES = ("dynamic-slice", "gather", "slice")
 _IN_PASSING = ("bitcast", "reshape", "transpose", "copy", "convert")  # inside of a fusion: a slice of it takes as much of its operand
 
@@ -28,8 +30,8 @@ def touched_bytes(x: Instruction, computation: Computation, module: Module) -> f
         return sum(_read(p, callee, module, _off_chip(inputs[n].shape)) for n, p in parameters) + _written(x.shape, callee, module)
     if x.opcode in _SLICES:
         return 2 * _off_chip(x.shape)
-    if x.opcode == "dynamic-update-slice":
-        return 2 * size(inputs[1].shape) if _off_chip(x.shape) else 0.0
+    if x.opcode in _IN_PLACE:
+        return 2 * _update(x, computation) if _off_chip(x.shape) else 0.0
     written = _parts(x.shape)
     if x.opcode.endswith("-start"):  # (operand, result, marks), but of a copy (result, operand, mark)
         written = written[:1] if x.opcode == "copy-start" else written[1:2] or written
@@ -49,9 +51,7 @@ def _read(x: Instruction, computation: Computation, module: Module, whole: float
                 read += _read(parameter, callee, module, whole)
             elif user.opcode in _IN_PASSING and user is not computation.root:
                 read += _read(user, computation, module, whole)
-            elif user.opcode != "tuple" and not (
-                user.opcode == "dynamic-update-slice" and n == 0
-            ):  # a result that is `x` itself, or lies in it
+            elif user.opcode != "tuple" and not (user.opcode in _IN_PLACE and n == 0):  # a result that is `x` itself, or lies in it
                 return whole
     return min(read, whole)
 
@@ -70,11 +70,17 @@ def _written(shape: str, computation: Computation, module: Module) -> float:
             continue
         if result.opcode == "fusion":
             written += _written(part, module.computations[result.called("calls")], module)
-        elif result.opcode == "dynamic-update-slice":
-            written += size(computation.inputs(result)[1].shape)
+        elif result.opcode in _IN_PLACE:
+            written += _update(result, computation)
         else:
             written += size(part)
     return written
+
+
+def _update(x: Instruction, computation: Computation) -> float:
+    """Bytes of what is written into the operand of an update in place."""
+    inputs = computation.inputs(x)
+    return sum(size(y.shape) for y in (inputs[1:2] if x.opcode == "dynamic-update-slice" else inputs[len(inputs) // 2 + 1 :]))
 
 
 def _parts(shape: str) -> list[str]:

@@ -19,6 +19,7 @@ class Program:
     Attributes:
       aliased: bytes of the outputs that lie in the donated arguments.
       code: bytes of the program itself.
+      beside: bytes that a run holds on the device beside the program's own.
       dot_flops: of matrix products and convolutions, without those inside of `kernels`.
       touched: bytes of the device's memory that are read and written, each as often as an instruction names it.
       collectives: by kind; bytes are those that the device sends.
@@ -32,6 +33,7 @@ class Program:
     temporaries: int
     aliased: int = 0
     code: int = 0
+    beside: int = 0
     dot_flops: float = 0.0
     touched: float = 0.0
     collectives: Mapping[str, Collective] = dataclasses.field(default_factory=dict)
@@ -49,6 +51,11 @@ class Program:
         """Bytes that the runtime holds while the program runs. The temporaries are one block that is taken at the start."""
         return self.held + self.temporaries
 
+    @property
+    def total(self) -> int:
+        """Bytes that are taken on the device while the program runs in a run."""
+        return self.peak + self.beside
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoesNotFit:
@@ -58,12 +65,14 @@ class DoesNotFit:
       needed: bytes that it asked for, where it gave up.
       available: bytes of the device.
       message: the compiler's, its first line.
+      beside: bytes that a run holds on the device beside the program's own.
     """
 
     name: str
     needed: int
     available: int
     message: str
+    beside: int = 0
     compile_seconds: float = 0.0
 
 

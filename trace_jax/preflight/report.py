@@ -8,13 +8,35 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trace_jax.preflight.accelerators import Accelerator
 from trace_jax.preflight.program import DoesNotFit, Program
 
 _FULL = 0.9  # of the memory: above, fragmentation or a second program's buffers end a run
 _SAME = 2.0  # times the analytic operations that a compiled program may have; rematerialisation alone adds a third
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What of a config decides how much memory a program takes.
+
+    Attributes:
+      mesh: devices along each axis.
+      weights: bytes of a device for its part of the model.
+    """
+
+    micro_rows: int
+    pack_length: int
+    remat: bool
+    lanes: int
+    mesh: Mapping[str, int]
+    weights: int
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """Fewer rows than this leave devices without one."""
+        return math.prod(self.mesh[axis] for axis in ("data", "fsdp", "expert"))
 
 
 class Roofline(NamedTuple):
@@ -58,8 +80,8 @@ def roofline(program: Program, accelerator: Accelerator, flops: float | None = N
 
 
 def fits(program: Program | DoesNotFit, accelerator: Accelerator) -> bool:
-    """Whether it compiled and holds no more than the device has. GPU programs compile whatever they need."""
-    return isinstance(program, Program) and program.peak <= accelerator.hbm
+    """Whether it compiled and, with what a run holds beside it, takes no more than the device has. GPU programs always compile."""
+    return isinstance(program, Program) and program.total <= accelerator.hbm
 
 
 def render(
@@ -67,6 +89,7 @@ def render(
     topology: str,
     accelerator: Accelerator,
     programs: Sequence[Program | DoesNotFit],
+    settings: Settings,
     flops: Mapping[str, float] | None = None,
 ) -> str:
     """The report as plain text.
@@ -81,84 +104,68 @@ def render(
         f"{config or 'config'} on {topology}: {accelerator.devices} x {accelerator.device_kind}, each {_size(accelerator.hbm)}, "
         f"{_engineering(accelerator.flops)}FLOP/s, memory {_engineering(accelerator.bandwidth)}B/s, "
         f"links {_engineering(accelerator.interconnect)}B/s",
+        f"mesh {', '.join(f'{axis} {n}' for axis, n in settings.mesh.items())}; micro-batches of {settings.micro_rows} x "
+        f"{settings.pack_length} tokens{', rematerialised' if settings.remat else ''}; {settings.lanes} lanes an engine",
         "",
         *_table([["per device", *(program.name for program in fitting)], *_rows(fitting, accelerator, flops)] if fitting else []),
         *_notes(programs, accelerator, flops),
     ]
     for program in programs:
-        lines += advice(program, accelerator)
+        lines += advice(program, accelerator, settings)
     if all(fits(program, accelerator) for program in programs):
         lines.append(f"All {len(programs)} programs fit.")
     return "\n".join(lines) + "\n"
 
 
-def to_json(
-    config: str,
-    topology: str,
-    accelerator: Accelerator,
-    programs: Sequence[Program | DoesNotFit],
-    flops: Mapping[str, float] | None = None,
-) -> dict[str, Any]:
-    """The same figures for a file; sizes in bytes, times in seconds."""
-    flops = flops or {}
-
-    def entry(program: Program | DoesNotFit) -> dict[str, Any]:
-        data = dataclasses.asdict(program) | {"fits": fits(program, accelerator), "advice": list(advice(program, accelerator))}
-        if isinstance(program, DoesNotFit):
-            return data
-        times = roofline(program, accelerator, flops.get(program.name))
-        return data | {
-            "collectives": {kind: collective._asdict() for kind, collective in program.collectives.items()},
-            "kernels": dict(program.kernels),
-            "unknown_loops": list(program.unknown_loops),
-            "peak": program.peak,
-            "flops": flops.get(program.name),
-            "seconds": times._asdict() | {"step": times.step},
-            "limit": times.limit,
-        }
-
-    return {
-        "config": config,
-        "topology": topology,
-        "accelerator": dataclasses.asdict(accelerator),
-        "programs": [entry(program) for program in programs],
-    }
-
-
-def advice(program: Program | DoesNotFit, accelerator: Accelerator) -> Iterator[str]:
+def advice(program: Program | DoesNotFit, accelerator: Accelerator, settings: Settings) -> Iterator[str]:
     """What to change, in the order in which to try it, and why; nothing where less than 90 % of the memory is taken."""
-    if isinstance(program, Program) and program.peak <= _FULL * accelerator.hbm:
-        return
-    decoding = "decode" in program.name or "prefill" in program.name
     aim = _FULL * accelerator.hbm
     if isinstance(program, DoesNotFit):
         yield f"{program.name} does not fit: it needs {_size(program.needed)} of {_size(program.available)}. {program.message}"
-        factor, shrunk = program.needed / aim, f"{_size(program.needed)} must become {_size(aim)}"
+        temporaries, held = program.needed, settings.weights + program.beside  # `needed` is, most times, without the arguments
+    elif program.total > aim:
+        verdict = "does not fit" if program.total > accelerator.hbm else "leaves too little room"
+        yield f"{program.name} {verdict}: {_size(program.total)} of {_size(accelerator.hbm)}, {program.total / accelerator.hbm:.0%}."
+        temporaries, held = program.temporaries, program.held + program.beside
     else:
-        verdict = "does not fit" if program.peak > accelerator.hbm else "leaves too little room"
-        yield f"{program.name} {verdict}: {_size(program.peak)} of {_size(accelerator.hbm)}, {program.peak / accelerator.hbm:.0%}."
-        room = aim - program.held
-        factor = program.temporaries / room if room > 0 else math.inf
-        shrunk = f"temporaries of {_size(program.temporaries)} must become {_size(room)}"
-    steps = []
-    if factor == math.inf:
-        steps.append(f"nothing in {'rollout' if decoding else 'train'} helps: {_size(program.held)} are held whatever the temporaries")
-    elif decoding:
-        steps.append(f"rollout.lanes down, to 1/{math.ceil(factor)} at most: {shrunk}, and the cache is an argument that shrinks too")
-        steps.append("rollout.context down: the cache is lanes x context")
+        return
+    if settings.weights > aim:
+        steps = [f"nothing in train or rollout helps: the weights alone take {_size(settings.weights)} of each device"]
     else:
-        steps.append(f"train.remat=true, if it is not yet, stores less: {shrunk}")
-        steps.append(f"train.micro_rows down, to 1/{math.ceil(factor)}: activations are linear in it, the loss does not depend on it")
-        steps.append("train.pack_length down, if the longest episode allows: activations are linear in it too")
-    if isinstance(program, Program):
-        ways = 2 ** max(1, math.ceil(math.log2(program.held / (aim / 2))))  # half of the memory is for the temporaries
-        left = f"{_size(program.arguments)} of arguments become {_size(program.arguments / ways)}"
-        steps.append(f"mesh.fsdp, or mesh.expert where there are experts, x {ways}: {left}")
-        steps.append(f"more chips: x {ways} where mesh.fsdp and mesh.expert already take all {accelerator.devices} devices")
-    else:
-        steps.append("mesh.fsdp, or mesh.expert where there are experts, x 2: weights, adapters and optimizer are split further")
-        steps.append(f"more chips: x {2 ** math.ceil(math.log2(max(2.0, factor)))}, where the mesh already takes all {accelerator.devices}")
+        steps = [*_less_work(program, temporaries, aim - held, settings)]
+    steps += _split_further(held + temporaries, aim, accelerator, settings)
     yield from (f"  {n}. {step}" for n, step in enumerate(steps, 1))
+
+
+def _less_work(program: Program | DoesNotFit, temporaries: float, room: float, settings: Settings) -> Iterator[str]:
+    """Settings that shrink the temporaries, and what the engine holds."""
+    decoding = "decode" in program.name
+    if not decoding and room > 0:
+        shrunk = f"temporaries of {_size(temporaries)} must become {_size(room)}"
+        if not settings.remat:
+            yield f"train.remat=true stores less: {shrunk}"
+        rows, least = settings.micro_rows, settings.rows_at_a_time
+        if rows > least:
+            fewer = max(least, int(rows * room / temporaries) // least * least)
+            yield f"train.micro_rows={fewer}, from {rows}: activations are linear in it, the loss does not depend on it; {shrunk}"
+        if rows * room / temporaries < least:
+            length = int(settings.pack_length * least / min(rows, least) * room / temporaries) // 256 * 256
+            few = "with one row a device already, " if rows <= least else "with that, "
+            yield f"{few}train.pack_length and rollout.context down from {settings.pack_length} to {length}: {shrunk}"
+    if decoding or program.beside > settings.weights / 4:
+        yield f"rollout.lanes down from {settings.lanes}, or rollout.context: the engine's cache is lanes x context"
+
+
+def _split_further(total: float, aim: float, accelerator: Accelerator, settings: Settings) -> Iterator[str]:
+    """Axes of the mesh, and chips, that make each device's part smaller."""
+    copies = settings.mesh["data"]
+    if copies > 1:
+        yield (
+            f"mesh.data=1: {copies} copies of the weights, {_size(settings.weights)} a device, become one that mesh.fsdp splits "
+            "(and gathers in every step)"
+        )
+    chips = 2 ** max(1, math.ceil(math.log2(total / aim)))
+    yield f"more chips: x {chips}, with mesh.data=1, since {accelerator.devices} hold {_size(total)} each"
 
 
 def _rows(programs: Sequence[Program], accelerator: Accelerator, flops: Mapping[str, float]) -> Iterator[list[str]]:
@@ -170,7 +177,8 @@ def _rows(programs: Sequence[Program], accelerator: Accelerator, flops: Mapping[
     yield row("temporaries", lambda p: _size(p.temporaries))
     yield row("code", lambda p: _size(p.code))
     yield row("peak", lambda p: _size(p.peak))
-    yield row("peak of HBM", lambda p: f"{p.peak / accelerator.hbm:.1%}")
+    yield row("beside it in a run", lambda p: _size(p.beside))
+    yield row("together, of HBM", lambda p: f"{p.total / accelerator.hbm:.1%}")
     yield []
     yield row("FLOPs, analytic", lambda p: _engineering(flops[p.name]) if p.name in flops else "-")
     yield row("FLOPs, compiled products", lambda p: _engineering(p.dot_flops) + ("*" if p.unknown_loops else ""))
@@ -193,6 +201,7 @@ def _notes(programs: Sequence[Program | DoesNotFit], accelerator: Accelerator, f
     yield ""
     yield "Of one execution, loops as often as they run at most; times at the peak rates above. Memory: what the instructions read and"
     yield "write. Collectives: bytes that a device sends, as rings. Expected: the largest term, and the collectives that nothing hides."
+    yield "Beside a step a run holds the optimizer's state or the weights, the engine's cache and its copy of the adapters."
     for program in programs:
         if isinstance(program, DoesNotFit):
             continue

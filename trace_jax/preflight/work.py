@@ -105,7 +105,7 @@ class _Counter:
             work.add(self.of(instruction.called("calls"), fused=True))
         elif opcode == "async-start":
             work.add(_overlapped(self.of(instruction.called("calls"))))
-        elif opcode == "call":
+        elif opcode in ("call", "call-start"):
             work.add(self.of(instruction.called("to_apply")))
         elif opcode == "conditional":  # the branch that takes most
             branches = re.findall(r"(?:branch_computations|true_computation|false_computation)=(\{.*?\}|[^,]+)", attributes)

@@ -19,8 +19,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from model import AdapterBank, CausalLM, Gate, init_cache
+from model import AdapterBank, Cache, CausalLM, Gate, init_cache
+from model.lora import bank_shardings
 from rl.engines.jax.sampler import session_key
 from rl.engines.jax.steps import CONTEXT, LENGTH, RUNNING, STOP, Slots, Turn, copy_lanes, count_compiles, decode, extend
 from rl.engines.protocol import Completion, EngineError, Policy, Request
@@ -89,7 +91,7 @@ class JaxEngine:
         self._lengths = sorted({min(n, context) for n in lengths} | {context})
         self._vocabulary = model.config.vocab_size
         self._model = model.config, model.mesh, model.parameters()
-        self._cache = init_cache(model.config, lanes, context, model.embed[...].dtype)
+        self._cache = self._empty_cache(model.embed[...].dtype)
         self._compiles = count_compiles()
 
         self._policies: dict[str, _Loaded] = {}
@@ -117,7 +119,7 @@ class JaxEngine:
             """The copy made for another policy that holds the same object, so that both decode in one batch; else a new one."""
             original = getattr(policy, name)
             shared = (getattr(k, name) for k in known if original is not None and getattr(k.policy, name) is original)
-            return next(shared, None) or jax.tree.map(lambda x: jnp.array(x, copy=True), original)
+            return next(shared, None) or self._copy(original)
 
         self._policies[policy.name] = _Loaded(policy, own("adapters"), own("gate"), weights)
 
@@ -168,6 +170,25 @@ class JaxEngine:
             for name in names:
                 self.release(name)
         return [found[name] for name in names]
+
+    # --- the mesh
+
+    def _empty_cache(self, dtype: jnp.dtype) -> Cache:
+        config, mesh, _ = self._model
+
+        def make() -> Cache:
+            return init_cache(config, self.lanes, self.context, dtype)
+
+        return make() if mesh is None else jax.jit(make, out_shardings=jax.eval_shape(make).shardings(mesh))()
+
+    def _copy(self, arrays: AdapterBank | Gate | None) -> AdapterBank | Gate | None:
+        """Arrays of our own, on a mesh laid out as the learner's; a gate is whole everywhere."""
+        config, mesh, _ = self._model
+        if mesh is None or arrays is None:
+            return jax.tree.map(lambda x: jnp.array(x, copy=True), arrays)
+        whole = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), arrays)
+        shardings = bank_shardings(arrays, config, mesh) if isinstance(arrays, AdapterBank) else whole
+        return jax.tree.map(lambda x, sharding: jax.device_put(x, sharding, may_alias=False), arrays, shardings)
 
     # --- scheduling
 

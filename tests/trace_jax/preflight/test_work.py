@@ -272,6 +272,35 @@ ENTRY %main (a: f32[50,64], b: f32[50,64], k: s32[]) -> f32[50,64] {
     assert count_work(text).touched == 3 * row  # one read of `a`, the copy, one written into `b`
 
 
+def test_a_scatter_writes_its_updates_and_work_of_another_core_counts_once():
+    text = """HloModule m
+
+%put (p: f32[50,64], i: s32[3,1], u: f32[3,64]) -> f32[50,64] {
+  %p = f32[50,64]{1,0} parameter(0)
+  %i = s32[3,1]{1,0} parameter(1)
+  %u = f32[3,64]{1,0} parameter(2)
+  ROOT %s = f32[50,64]{1,0} scatter(%p, %i, %u), update_window_dims={1}, to_apply=%sum
+}
+
+%look (q: f32[50,64], j: s32[3,1]) -> f32[3,64] {
+  %q = f32[50,64]{1,0} parameter(0)
+  %j = s32[3,1]{1,0} parameter(1)
+  ROOT %g = f32[3,64]{1,0} gather(%q, %j), slice_sizes={1,64}
+}
+
+ENTRY %main (a: f32[50,64], b: s32[3,1]) -> f32[50,64] {
+  %a = f32[50,64]{1,0} parameter(0)
+  %b = s32[3,1]{1,0} parameter(1)
+  %start = ((), (), (s32[1]{0:S(2)})) call-start(), async_execution_thread="sparsecore", to_apply=%look
+  %update = ((f32[50,64]{1,0}, s32[3,1]{1,0}), f32[3,64]{1,0}) call-update(%start, %a, %b)
+  %done = f32[3,64]{1,0} call-done(%update)
+  ROOT %z = f32[50,64]{1,0} fusion(%a, %b, %done), kind=kLoop, calls=%put
+}
+"""
+    rows, indices = 3 * 64 * 4, 3 * 4
+    assert count_work(text).touched == 2 * rows + 2 * rows + indices
+
+
 @pytest.mark.parametrize("sync, overlapped", [("false", 30.0), ("true", 0.0)])
 def test_a_collective_of_a_gpu_counts_at_its_start(sync, overlapped):
     text = f"""HloModule m, num_partitions=4
