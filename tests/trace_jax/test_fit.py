@@ -91,7 +91,7 @@ def test_a_mesh_gets_rows_for_each_device_that_has_rows_of_its_own():
 
 def test_the_largest_models_are_counted_without_weights():
     large = override(load_config("quickstart"), [("train.micro_rows", "none"), ("train.remat", "none")])
-    folder = "tests/data/configs/Qwen3-30B-A3B"
+    folder = "configs/architectures/Qwen3-30B-A3B"
     large = override(large, [("model.path", folder), ("model.dtype", "bfloat16"), ("train.pack_length", "8192")])
     mesh = Mesh(np.array(jax.devices()[:1]), ("fsdp",))
     found = row_bytes(read_architecture(large), jnp.dtype(jnp.bfloat16), 16, 8192, mesh)
