@@ -217,7 +217,6 @@ def _scan_layers(context: Context, x: jax.Array, stacks: Weights, keep: Collecti
         def run(x: jax.Array, stacks: Weights, block=block) -> tuple[jax.Array, dict[str, jax.Array]]:
             extras = []
             for index, kind in enumerate(block):
-
                 # takes the block's arrays and not the layer's: those would be new ones, kept for the backward pass, a copy of all weights
                 def layer(x: jax.Array, stacks: Weights, index=index, kind=kind) -> tuple[jax.Array, dict[str, jax.Array]]:
                     x, _, found = decoder_layer(context, kind, x, _layer_weights(config, block, index, stacks), None)
