@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from model.config import Config, Part
-from model.sharding import partition
+from model.sharding import distribute, partition
 
 
 class Spec(NamedTuple):
@@ -93,4 +93,4 @@ def draw_parameters(config: Config, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float
 def place(parameters: dict[str, jax.Array | np.ndarray], config: Config, mesh: Mesh) -> dict[str, jax.Array]:
     """The parameters laid out over the mesh as the rules table says."""
     specs = parameter_specs(config)
-    return {name: jax.device_put(x, partition(specs[name].shape, specs[name].axes, mesh)) for name, x in parameters.items()}
+    return distribute(parameters, {name: partition(specs[name].shape, specs[name].axes, mesh) for name in parameters})

@@ -123,6 +123,7 @@ class Learner:
         self._apply = jax.jit(self._count(self._update), donate_argnums=0)
         self._score = jax.jit(self._count(self._logprobs))
         self._divergence = jax.jit(self._count(self._base_k3))
+        self._whole = jax.jit(lambda x: x, out_shardings=self._mesh and NamedSharding(self._mesh, PartitionSpec()))
 
     def init(self, params: Params, seed: int = 0) -> LearnerState:
         """The state before the first update; `params` float32, copied, since a state is donated to its update.
@@ -179,9 +180,8 @@ class Learner:
         """`params` whole in every process, for its engine and for files; all processes call it together."""
         if jax.process_count() == 1:
             return params
-        whole = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
         # one array at a time: the largest may be whole on a device, all of them may not
-        return jax.tree.map(lambda x: np.asarray(whole(x)), params)
+        return jax.tree.map(lambda x: np.asarray(self._whole(x)), params)
 
     def lower(self, params: Params, length: int) -> dict[str, jax.stages.Lowered]:
         """The functions of a step, lowered for micro-batches of rows of `length` tokens; nothing runs.

@@ -19,8 +19,11 @@ def main() -> int:
     """Runs the command of `sys.argv` and returns the exit code."""
     drop_current_folder()
     from trace_jax.cli import main
+    from trace_jax.processes import leave
 
-    return main(sys.argv[1:])
+    code = main(sys.argv[1:])
+    leave(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from trace_jax.errors import InputError
 from trace_jax.export import write_composed
 from trace_jax.outcomes import rate_line, success_rate
 from trace_jax.policies import Mixture, load_mixture, read_routing, routed_tasks
-from trace_jax.runtime import BASE, GATE, GATE_TRAINING, SELECTION, Runtime, open_runtime, plan
+from trace_jax.runtime import BASE, GATE, GATE_TRAINING, SELECTION, VALIDATION, Runtime, open_runtime, plan
 from trace_jax.train import learner_config, loss_config, run_grpo
 
 _PRIOR = 2.0  # rollouts that a capability's mean success is worth against those of one seed
@@ -133,7 +133,13 @@ def train_gate(runtime: Runtime, mixture: Mixture, gate: Gate) -> Gate:
     def policy(state: LearnerState) -> Policy:
         return mixture.gated(learner.gathered(state.params), "gate", int(state.step))
 
-    state = run_grpo(runtime, learner, learner.init(gate, seed=config.seed), "gate", "gate", config.gate.grpo_iterations, tasks, policy)
+    validation = []
+    for seed in range(train.validation_seeds):
+        package = runtime.environment(mixture.capabilities[seed % len(mixture.capabilities)])
+        validation += runtime.tasks(package, "validation", VALIDATION + seed, 1, 1)
+    start = learner.init(gate, seed=config.seed)
+    iterations = config.gate.grpo_iterations
+    state = run_grpo(runtime, learner, start, "gate", "gate", iterations, tasks, policy, validation=validation)
     return learner.gathered(state.params)
 
 
@@ -229,7 +235,7 @@ def _export(runtime: Runtime, mixture: Mixture) -> None:
 
 def _routing(warm: GateWarmStart, gate: Gate, data: GateData, slots: Sequence[str]) -> dict[str, Any]:
     """How the final gate routes the labelled trajectories, shares under the slots' names."""
-    found = routing_metrics(gate, data, warm.routed_inputs(gate, data))
+    found = routing_metrics(data, warm.gate_logits(gate, data))
     share = {name: found.pop(f"share/{index}") for index, name in enumerate(slots)}
     return found | {"share": share}
 

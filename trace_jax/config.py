@@ -178,7 +178,7 @@ class TrainSection:
     validate_every: int = field(
         5, "iterations between two validations on unseen seeds; the best is the adapter. 0: the last is", "[0, inf)"
     )
-    validation_seeds: int = field(32, "seeds of the capability's environment that an adapter is validated on", "[1, inf)")
+    validation_seeds: int = field(32, "seeds that an adapter, or the gate over all environments, is validated on", "[1, inf)")
     selection_seeds: int = field(64, "unseen seeds of each capability environment, which judge the adapters and the gate", "[1, inf)")
     pack_length: int = field(512, "tokens of a packed row; at least rollout.context", "[16, inf)")
     buckets: int = field(
@@ -192,6 +192,10 @@ class TrainSection:
     )
     min_group: int = field(2, "a group that infrastructure failures left smaller is dropped", "[2, inf)")
     keep_checkpoints: int = field(2, "newest checkpoints kept per adapter, beside the best", "[1, inf)", changes=True)
+
+    def validations(self, iterations: int) -> int:
+        """How often so many iterations are validated: at every multiple of `validate_every`, and the last."""
+        return -(-iterations // self.validate_every) if self.validate_every else 0
 
     @property
     def row_lengths(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 What the forward pass keeps for the backward pass is counted, not guessed: `jax.vjp` is traced for the real mesh from shapes alone, which
 takes seconds and no memory, and the arrays that it would keep are added up. Half of the memory that weights, adapters and optimizer leave
-may be taken; the other half is for the engine's cache, the layer at work, and the compiler. `trace-jax preflight` says it exactly.
+may be taken; the other half is for the engine's cache and the compiler. `trace-jax preflight` says it exactly.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from model import CausalLM, Routing, init_bank, init_gate, token_logprobs
 from model import Config as Architecture
 from model.lora import bank_shardings
 from model.parameters import abstract_parameters
+from model.sharding import RULES
+from rl.learner import LearnerConfig
 from trace_jax.config import Config
 from trace_jax.mesh import make_mesh
 from trace_jax.params import read_architecture
@@ -48,15 +50,14 @@ def fit(config: Config, devices: list[jax.Device], memory: float | None = None) 
         return config
     mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices[:1]), ("fsdp",))
     architecture, dtype = read_architecture(config), jnp.dtype(config.model.dtype)
-    ways = math.prod(mesh.shape.get(axis, 1) for axis in ("data", "fsdp", "expert"))
+    ways, needed = _ways(mesh), row_bytes(architecture, dtype, train.rank, train.pack_length, mesh)
     held = _held_bytes(architecture, dtype, train.rank, mesh)
     room = _SHARE * ((device_memory(devices[0]) if memory is None else memory) - held)
     asked = -(-train.micro_rows // ways) if train.micro_rows else 1
     rows, remat = asked, True
     for again in (False, True) if train.remat is None else (train.remat,):
-        most = int(room // row_bytes(dataclasses.replace(architecture, remat=again), dtype, train.rank, train.pack_length, mesh))
-        if most >= asked:
-            rows, remat = max(most, 1), again
+        if (most := int(room // needed[again])) >= asked:
+            rows, remat = most, again
             break
     cap = (_CPU_TOKENS if devices[0].platform == "cpu" else _TOKENS) // train.pack_length
     rows = 1 << (max(1, min(rows, cap)).bit_length() - 1)
@@ -64,13 +65,21 @@ def fit(config: Config, devices: list[jax.Device], memory: float | None = None) 
     return dataclasses.replace(config, train=dataclasses.replace(train, **settings))
 
 
-def row_bytes(architecture: Architecture, dtype: jnp.dtype, rank: int, length: int, mesh: Mesh) -> float:
-    """Bytes that a device keeps between the passes of a gate's step for each of its rows of `length` tokens."""
+def row_bytes(architecture: Architecture, dtype: jnp.dtype, rank: int, length: int, mesh: Mesh) -> dict[bool, float]:
+    """Bytes of a device for each of its rows of `length` tokens in a gate's step, without rematerialisation and with it."""
+    plain, again = (_kept_bytes(dataclasses.replace(architecture, remat=remat), dtype, rank, length, mesh) for remat in (False, True))
+    # at work at one moment: a layer's intermediates and their gradients, and the logits of a chunk, their softmax and their gradient
+    layer, logits = 2 * plain / architecture.num_hidden_layers, 3 * 4 * min(length, LearnerConfig().logprob_chunk) * architecture.vocab_size
+    return {False: plain + layer + logits, True: again + layer + logits}
+
+
+def _kept_bytes(architecture: Architecture, dtype: jnp.dtype, rank: int, length: int, mesh: Mesh) -> float:
+    """Bytes that a device keeps of a row from the forward to the backward pass."""
     model = CausalLM(architecture, mesh=mesh, parameters=abstract_parameters(architecture, dtype, mesh))
     key = jax.random.key(0)
     bank = jax.eval_shape(lambda: init_bank(architecture, _ADAPTERS, rank, rank, key))
     gate = jax.eval_shape(lambda: init_gate(architecture, _ADAPTERS + 1, 0.0, key))
-    ways = math.prod(mesh.shape.get(axis, 1) for axis in ("data", "fsdp", "expert"))
+    ways = _ways(mesh)
 
     def kept(rows: int) -> int:
         tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
@@ -90,6 +99,11 @@ def row_bytes(architecture: Architecture, dtype: jnp.dtype, rank: int, length: i
 
     # the difference leaves out what does not grow with the rows: weights
     return (kept(2 * ways) - kept(ways)) / mesh.size
+
+
+def _ways(mesh: Mesh) -> int:
+    """Devices that have rows of their own."""
+    return math.prod(mesh.shape.get(axis, 1) for axis in RULES["batch"])
 
 
 def _held_bytes(architecture: Architecture, dtype: jnp.dtype, rank: int, mesh: Mesh) -> float:

@@ -14,7 +14,10 @@ import dataclasses
 import json
 import os
 import re
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -24,6 +27,7 @@ T = TypeVar("T")
 
 _HEARTBEAT = 60  # seconds without a sign of life after which a process counts as lost, and all others end
 _JOIN = 300  # seconds in which all must have started
+_HOW = "start all of them with the same --coordinator=HOST:PORT and --num_processes, and --process_id=0, 1, ..."
 _LEAVE = 30  # seconds that a process which ends waits for the others
 
 
@@ -151,6 +155,10 @@ def join(job: Job) -> Processes:
     """
     import jax
 
+    if job.index == 0:
+        print(f"waiting for {job.count - 1} other processes at {job.coordinator}", file=sys.stderr)
+    elif job.coordinator:
+        _wait_for(job.coordinator)
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow the SIGTERM that the command line answers
     settings = dict(
         coordinator_address=job.coordinator, num_processes=job.count, process_id=job.index, local_device_ids=job.devices,
@@ -161,15 +169,42 @@ def join(job: Job) -> Processes:
     try:
         jax.distributed.initialize(**settings)
     except (RuntimeError, ValueError) as error:
-        where = job.coordinator or "of this machine's environment"
-        raise InputError(
-            f"could not join the processes at {where}: {' '.join(str(error).split())[:300]}; start all of them with the same "
-            "--coordinator=HOST:PORT and --num_processes, and --process_id=0, 1, ..."
-        ) from error
+        raise InputError(f"could not join the other processes: {' '.join(str(error).split())[:300]}; {_HOW}") from error
     processes = Processes(jax.process_index(), jax.process_count())
     if not processes.leads:
         sys.stdout = open(os.devnull, "w")
     return processes
+
+
+def leave(code: int) -> None:
+    """Ends a process of several with an exit code other than 0, whether the others end too or not; nothing for one on its own.
+
+    They are waited for, so that processes that were all told to end do so in peace. One that ends alone must not wait for long: the others
+    stand in a step of which it is part, and learn that it is lost from its silence.
+    """
+    jax = sys.modules.get("jax")
+    if not code or jax is None or not jax.distributed.is_initialized():
+        return
+    farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    farewell.start()
+    farewell.join(_LEAVE / 2)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _wait_for(coordinator: str) -> None:
+    """Until process 0 listens; JAX itself would end this process with a dump of its stack."""
+    host, _, port = coordinator.rpartition(":")
+    deadline = time.monotonic() + _JOIN
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise InputError(f"nobody answers at {coordinator}, where process 0 should be ({error}); {_HOW}") from error
+            time.sleep(0.5)
 
 
 def _checked(coordinator: str | None, count: int | None, index: int | None, names: tuple[str, ...]) -> Job:

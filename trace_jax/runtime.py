@@ -49,6 +49,7 @@ TRAINING = 2_000_000
 GATE = 3_000_000
 GATE_TRAINING = 4_000_000
 SELECTION = 5_000_000  # held-out seeds of the capability environments, which decide what is kept
+VALIDATION = 6_000_000  # others, which decide which iteration's adapter, or gate, is the best
 HELDOUT_TASKS = 9_000_000
 _APART = 1_000_000  # seeds of one purpose
 
@@ -59,13 +60,15 @@ def plan(config: Config, capabilities: int = 4) -> dict[str, float]:
     """The stages of a run and the rollouts of each, which is what most of its time goes into."""
     train, gate, synthesis, evaluation = config.train, config.gate, config.synthesis, config.evaluation
     selection = train.selection_seeds * capabilities
+    batch = train.groups * train.group_size
     return {
         "rollouts": config.target.train_tasks * config.diagnosis.trials,
         "diagnose": 1,
         "synthesize": synthesis.calibration_seeds * synthesis.calibration_rollouts * capabilities,
-        "train": train.iterations * train.groups * train.group_size * capabilities + 2 * selection,
+        "train": (train.iterations * batch + train.validations(train.iterations) * train.validation_seeds) * capabilities + 2 * selection,
         "compose": capabilities * (gate.successes + gate.table_seeds * (capabilities + 4))
-        + gate.grpo_iterations * train.groups * train.group_size
+        + gate.grpo_iterations * batch
+        + train.validations(gate.grpo_iterations) * train.validation_seeds
         + selection * (capabilities + 7),
         "evaluate": evaluation.tasks * evaluation.trials * sum(capabilities if p == "adapters" else 1 for p in evaluation.policies),
     }
@@ -206,13 +209,15 @@ class Runtime:
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """A stage of the plan: its progress, and its cost in `spent.json`."""
-        began = time.monotonic()
+        began, done = time.monotonic(), False
         try:
             with self.progress.stage(name, self._stages[name]):
                 yield
+            done = True
         finally:
-            add_seconds(self.workdir, name, time.monotonic() - began)
-            write_spent(self.workdir)
+            if done or self.processes.count == 1:  # a process that was interrupted alone asks nothing of the others
+                add_seconds(self.workdir, name, time.monotonic() - began)
+                write_spent(self.workdir)
 
     def tasks(self, package: Package, split: str, first: int, seeds: int, rollouts: int, *, earlier: int = 0) -> list[Task]:
         """`rollouts` tasks for each of `seeds` seeds from `first` on; the rollouts of a seed are one group.

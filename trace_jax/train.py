@@ -2,8 +2,9 @@
 
     for every iteration:  seeds -> rollouts of the adapter as it is -> advantages within each seed's group -> one update -> checkpoint
 
-The backbone is frozen and shared; an adapter sees its own environment only. A run that stops goes on from the last checkpoint and, since a
-batch of rollouts is stored before it is learnt from, ends with the same adapter.
+The backbone is frozen and shared; an adapter sees its own environment only. Every few iterations it is tried on unseen seeds, and the best
+is what remains. A run that stops goes on from the last checkpoint and, since a batch of rollouts is stored before it is learnt from, ends
+with the same adapter.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import jax
 import numpy as np
 
 from model import AdapterBank, CheckpointError, init_bank, load_peft, save_peft
+from rl import checkpoint
 from rl.advantages import episode_metrics, group_advantages
-from rl.checkpoint import Checkpoints
+from rl.checkpoint import Checkpoints, Restored
 from rl.engines.protocol import Policy
 from rl.learner import Learner, LearnerConfig, LearnerState
 from rl.loss import LossConfig
@@ -31,7 +33,7 @@ from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
 from trace_jax.metrics import Metrics
 from trace_jax.outcomes import success_rate
-from trace_jax.runtime import BASE, SELECTION, TRAINING, Runtime, open_runtime
+from trace_jax.runtime import BASE, SELECTION, TRAINING, VALIDATION, Runtime, open_runtime
 
 _STOP_WINDOW = 3  # iterations whose mean reward must reach train.stop_reward
 
@@ -78,6 +80,7 @@ def run_grpo(
     tasks: Callable[[int], Sequence[Task]],
     policy: Callable[[LearnerState], Policy],
     *,
+    validation: Sequence[Task] = (),
     stop: bool = True,
 ) -> LearnerState:
     """Iterations of GRPO, from the last checkpoint in `folder` on; metrics go to `<folder>/metrics.jsonl`.
@@ -86,18 +89,20 @@ def run_grpo(
       shards: names the policy whose rollouts are stored.
       tasks: the batch of an iteration; a function of its number alone.
       policy: what the engine is to sample under a state.
+      validation: tasks of seeds that are not trained on; every `train.validate_every` iterations, and after the last, they are rolled out.
       stop: end early at `train.stop_reward`.
 
     Returns:
-      The last state; a checkpoint of it exists.
+      The state of the highest mean reward in validation, of equal ones the newest; without validation the last. It has a checkpoint.
     """
     config, workdir = runtime.config, runtime.workdir
-    batch = config.train.groups * config.train.group_size
+    batch, every = config.train.groups * config.train.group_size, config.train.validate_every if validation else 0
     with contextlib.closing(Checkpoints(workdir.path(f"{folder}/checkpoints"), keep=config.train.keep_checkpoints)) as checkpoints:
         record = {"iteration": 0, "rewards": []}
-        if (found := checkpoints.restore(state)) is not None:
+        if (found := _restored(checkpoints, state)) is not None:
             state, record = found.state, found.record
-            runtime.progress.advance(record["iteration"] * batch, earlier=True)
+            validated = record["iteration"] // every * len(validation) if every else 0
+            runtime.progress.advance(record["iteration"] * batch + validated, earlier=True)
         with Metrics(workdir, folder, record["iteration"]) as log:
             for iteration in range(record["iteration"], iterations):
                 if stop and _saturated(record["rewards"], config.train.stop_reward):
@@ -112,11 +117,23 @@ def run_grpo(
                     state, metrics = update(learner, state, found, config.train)
                 metrics |= {"seconds/sync": sync, "seconds/rollout": spent - sync}
                 record = {"iteration": iteration + 1, "rewards": [*record["rewards"], metrics["reward"]]}
+                last = iteration + 1 == iterations or (stop and _saturated(record["rewards"], config.train.stop_reward))
+                if every and (last or (iteration + 1) % every == 0):
+                    found = runtime.roll_out(policy(state), shards, "validation", iteration, validation)
+                    metrics["validation"] = episode_metrics(found)["reward"]
                 log.log(iteration, metrics)
                 runtime.progress.advance(0, f"iteration {iteration + 1}/{iterations}, reward {metrics['reward']:.2f}")
-                checkpoints.save(iteration + 1, state, record)
+                checkpoints.save(iteration + 1, state, record, score=metrics.get("validation"))
         checkpoints.wait()
-    return state
+        best = checkpoints.best() if every else None
+        return state if best is None else _restored(checkpoints, state, best).state
+
+
+def _restored(checkpoints: Checkpoints, state: LearnerState, step: int | None = None) -> Restored | None:
+    try:
+        return checkpoints.restore(state, step)
+    except checkpoint.CheckpointError as error:
+        raise InputError(str(error)) from error
 
 
 def update(learner: Learner, state: LearnerState, trajectories: Sequence[Trajectory], train: TrainSection) -> tuple[LearnerState, dict]:
@@ -172,7 +189,8 @@ def train_adapter(runtime: Runtime, capability: str) -> None:
     config, workdir, folder = runtime.config, runtime.workdir, f"adapters/{capability}"
     train, name = config.train, f"adapter:{capability}"
     if workdir.exists(f"{folder}/summary.json"):
-        runtime.progress.advance(train.iterations * train.groups * train.group_size + 2 * train.selection_seeds, earlier=True)
+        validated = train.validations(train.iterations) * train.validation_seeds
+        runtime.progress.advance(train.iterations * train.groups * train.group_size + validated + 2 * train.selection_seeds, earlier=True)
         return
     package, hint_ratio = runtime.environment(capability), runtime.calibration(capability)["hint_ratio"]
 
@@ -191,6 +209,7 @@ def train_adapter(runtime: Runtime, capability: str) -> None:
         train.iterations,
         tasks,
         lambda state: Policy(name=name, version=int(state.step), adapters=learner.gathered(state.params)),
+        validation=runtime.tasks(package, "validation", VALIDATION, train.validation_seeds, 1),
     )
     adapter = learner.gathered(state.params)
     workdir.produce(f"{folder}/hf", lambda path: save_peft(adapter, runtime.model.config, path))
@@ -206,7 +225,8 @@ def train_adapter(runtime: Runtime, capability: str) -> None:
         {
             "capability": capability,
             "iterations": len(rows),
-            "rollouts": len(rows) * train.groups * train.group_size,
+            "updates": int(state.step),
+            "rollouts": len(rows) * train.groups * train.group_size + sum("validation" in row for row in rows) * train.validation_seeds,
             "before": success_rate(before),
             "after": success_rate(after),
         },

@@ -134,8 +134,9 @@ class Workdir:
 
     def read_json(self, name: str) -> Any:
         """Raises InputError when there is no such file or it is no JSON."""
+        data = self.read_bytes(name)
         try:
-            return json.loads(self.read_bytes(name))
+            return json.loads(data)
         except ValueError as error:
             raise InputError(f"{self.root / name}: not JSON ({error}); remove it and run its step again") from error
 

@@ -1,14 +1,17 @@
 import dataclasses
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model import Gate, Routing, init_gate
-from rl.gate_learner import GateData, GateWarmStart, WarmStartConfig, label_weights, routing_metrics
+from model import Routing, init_gate
+from rl.gate_learner import GateData, GateWarmStart, WarmStartConfig, label_weights, routing_metrics, thin
 from rl.packing import pack
+from tests.devices import environment
 from tests.rl import tiny
 
 SLOTS = np.array([1, 2, 3, 1, 2, 3, 3, 3, 1, 1, 2, 2])
@@ -25,12 +28,25 @@ def measured():
     return warm_start().measure(tiny.trajectories(), SLOTS)
 
 
-def data(kl, slot, response):
-    count = len(kl)
+@functools.cache
+def thinned():
+    """A warm start with room for 60 of the tokens, and its data."""
+    warm = GateWarmStart(tiny.model(), BANK(), lengths=(32,), micro_rows=2, feature_bytes=60 * 2 * 32 * 4 + 100)
+    return warm, warm.measure(tiny.trajectories(), SLOTS)
+
+
+def data(kl, slot, response, count=None):
     return GateData(
-        [], np.array(response, np.float32), np.array(slot), np.eye(4, dtype=np.float32)[slot], np.zeros(count, int) - 1,
-        np.array(kl, np.float32), np.zeros((1, count, 2), np.float32), np.zeros((1, count, 2), np.float32),
-    )  # fmt: skip
+        batches=[],
+        micro=np.zeros(len(kl), int),
+        position=np.arange(len(kl)),
+        count=np.ones(len(kl)) if count is None else np.array(count, float),
+        response=np.array(response, np.float32),
+        slot=np.array(slot),
+        target=np.eye(4, dtype=np.float32)[slot],
+        turn=np.full(len(kl), -1),
+        kl=np.array(kl, np.float32),
+    )
 
 
 def test_the_divergence_is_that_of_whole_distributions_in_every_chunk():
@@ -57,14 +73,66 @@ def test_measured_tokens_carry_their_labels_and_turns():
 
 def test_inputs_are_what_the_gates_read():
     """Under the base's stream a gate's logits are those of the model with everything routed to the base."""
-    gate = init_gate(tiny.CONFIG, 4, 100.0, jax.random.key(0))
+    on_base, mixed = init_gate(tiny.CONFIG, 4, 100.0, jax.random.key(0)), init_gate(tiny.CONFIG, 4, 0.02, jax.random.key(1))
     d = measured()
-    np.testing.assert_allclose(warm_start().routed_inputs(gate, d), d.base_inputs, atol=1e-5)
-    batch = d.batches[0]
-    out = tiny.model().forward(batch.tokens, batch.positions, batch.segment_ids, BANK(), Routing(gate=gate), collect=("gate_logits",))
-    real = batch.segment_ids > 0
-    logits = np.einsum("lmd,lds->mls", d.base_inputs[:, : real.sum()], gate.kernel) + np.asarray(gate.bias)
-    np.testing.assert_allclose(np.asarray(out.gate_logits)[real], logits, atol=1e-3)
+    base = warm_start().inputs(None, d)
+    assert base.shape == (2, 4096, 32) and not np.asarray(base[:, len(d.kl) :]).any()
+    np.testing.assert_allclose(warm_start().inputs(on_base, d), base, atol=1e-5)
+    run = jax.jit(functools.partial(tiny.model().forward, collect=("gate_logits",)))
+    for gate in (on_base, mixed):
+        outs = [run(b.tokens, b.positions, b.segment_ids, BANK(), Routing(gate=gate)) for b in d.batches]
+        expected = np.concatenate([np.asarray(out.gate_logits)[b.segment_ids > 0] for out, b in zip(outs, d.batches, strict=True)])
+        np.testing.assert_allclose(warm_start().gate_logits(gate, d), np.moveaxis(expected, 0, 1), atol=1e-3)
+
+
+def test_a_thinned_token_stands_for_those_of_its_stratum():
+    strata = np.array([0] * 500 + [1] * 40 + [2] * 3)
+    kept, count = thin(strata, 63)
+    assert (np.diff(kept) > 0).all()
+    assert [(strata[kept] == s).sum() for s in range(3)] == [30, 30, 3]
+    np.testing.assert_allclose([count[strata[kept] == s].sum() for s in range(3)], [500, 40, 3])
+    np.testing.assert_array_equal(kept, thin(strata, 63)[0])
+    kept, count = thin(strata, 543)
+    assert len(kept) == 543 and (count == 1).all()
+
+
+def test_sums_over_thinned_tokens_are_unbiased():
+    values, strata = np.random.default_rng(0).gamma(1.0, size=300), np.arange(300) ** 2 // 30_000
+    sums = [count @ values[kept] for kept, count in (thin(strata, 60, seed) for seed in range(400))]
+    assert abs(np.mean(sums) - values.sum()) < 4 * np.std(sums) / 20
+
+
+def test_no_more_inputs_are_held_than_there_is_room_for():
+    warm, d = thinned()
+    whole = measured()
+    assert len(d.kl) == 60 < len(whole.kl)
+    inputs = warm.inputs(None, d)
+    assert inputs.shape == (2, 60, 32)
+    index = {token: m for m, token in enumerate(zip(whole.micro, whole.position, strict=True))}
+    kept = [index[token] for token in zip(d.micro, d.position, strict=True)]
+    np.testing.assert_array_equal(inputs, warm_start().inputs(None, whole)[:, kept])
+    for name in ("response", "slot", "target", "turn", "kl"):
+        np.testing.assert_array_equal(getattr(d, name), getattr(whole, name)[kept])
+    for slot in (1, 2, 3):
+        for response in (0, 1):
+            found, every = ((x.slot == slot) & (x.response == response) for x in (d, whole))
+            assert d.count[found].sum() == pytest.approx(every.sum()) and found.sum() >= min(every.sum(), 10)
+    _, metrics = warm.fit(d, WarmStartConfig(learning_rate=0.05, base_bias=1.0))
+    assert metrics["loss"][-1] < 0.5 * metrics["loss"][0]
+
+
+def test_a_kept_token_weighs_as_much_as_those_that_it_stands_for():
+    every = data([0.5, 0.5, 0.25, 0.1, 0.1, 9.0], [1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0])
+    some = data([0.5, 0.25, 0.1, 9.0], [1, 1, 2, 2], [1, 1, 1, 0], [2, 1, 2, 1])
+    for config in (WarmStartConfig(), WarmStartConfig(loss="plain")):
+        (weight, base), (kept, kept_base) = (label_weights(d, config) for d in (every, some))
+        np.testing.assert_allclose(kept, [weight[:2].sum(), weight[2], weight[3:5].sum(), 0], rtol=1e-6)
+        np.testing.assert_allclose(kept_base.sum(), base.sum(), rtol=1e-6)
+    logits = np.random.default_rng(0).normal(size=(2, 6, 4))
+    logits[:, 1], logits[:, 4] = logits[:, 0], logits[:, 3]
+    turn = np.array([0, 0, 0, 1, 1, -1])
+    found = routing_metrics(dataclasses.replace(some, turn=turn[[0, 2, 3, 5]]), logits[:, [0, 2, 3, 5]])
+    assert found == pytest.approx(routing_metrics(dataclasses.replace(every, turn=turn), logits))
 
 
 def test_plain_weights_are_equal_on_response_tokens():
@@ -85,9 +153,8 @@ def test_adapters_that_do_nothing_cannot_be_routed_to():
         label_weights(data([0.0, 0.0], [1, 2], [1, 1]), WarmStartConfig())
 
 
-@pytest.mark.parametrize("stream", ["routed", "label"])
-def test_fitting_lowers_the_loss_and_routes_what_matters_to_its_slot(stream):
-    config = WarmStartConfig(stream=stream, learning_rate=0.05, base_bias=1.0)
+def test_fitting_lowers_the_loss_and_routes_what_matters_to_its_slot():
+    config = WarmStartConfig(learning_rate=0.05, base_bias=1.0)
     gate, metrics = warm_start().fit(measured(), config)
     assert len(metrics["loss"]) == 120 and metrics["loss"][-1] < 0.5 * metrics["loss"][0]
     assert metrics["accuracy_weighted"] > 0.6 and sum(metrics[f"share/{s}"] for s in range(4)) == pytest.approx(1)
@@ -99,7 +166,7 @@ def test_fitting_lowers_the_loss_and_routes_what_matters_to_its_slot(stream):
 def test_prompt_tokens_go_to_the_base():
     gate, _ = warm_start().fit(measured(), WarmStartConfig(learning_rate=0.05, base_bias=0.0, base_weight=1.0, kl_clip=1e-3))
     d = measured()
-    logits = np.einsum("lmd,lds->lms", warm_start().routed_inputs(gate, d), gate.kernel) + np.asarray(gate.bias)[:, None]
+    logits = warm_start().gate_logits(gate, d)
     assert (logits.argmax(-1)[:, d.response == 0] == 0).mean() > 0.9
 
 
@@ -109,7 +176,7 @@ def test_a_soft_target_shares_a_token_among_slots():
     d = warm_start().measure(tiny.trajectories(), SLOTS, targets)
     config = WarmStartConfig(loss="plain", learning_rate=0.05, base_bias=0.0)
     gate, _ = warm_start().fit(d, config)
-    logits = np.einsum("lmd,lds->lms", warm_start().routed_inputs(gate, d), gate.kernel) + np.asarray(gate.bias)[:, None]
+    logits = warm_start().gate_logits(gate, d)
     probs = np.asarray(jax.nn.softmax(logits))[:, d.response > 0].mean((0, 1))
     np.testing.assert_allclose(probs, [0, 0.5, 0.5, 0], atol=0.1)
 
@@ -121,12 +188,8 @@ def test_load_balance_evens_the_shares():
 
 
 def test_routing_metrics_of_a_known_gate():
-    d = dataclasses.replace(
-        data([0.5, 2.0, 0.5, 0.1], [1, 1, 2, 2], [1, 1, 1, 0]), turn=np.array([0, 0, 1, -1]),
-        base_inputs=np.array([[[1.0, 0], [0, 1], [1, 0], [0, 1]]], np.float32),
-    )  # fmt: skip
-    kernel = jnp.zeros((1, 2, 4)).at[0, 0, 1].set(50.0).at[0, 1, 2].set(50.0)  # first feature: slot 1, second: slot 2
-    metrics = routing_metrics(Gate(kernel, jnp.zeros((1, 4))), d, d.base_inputs)
+    d = dataclasses.replace(data([0.5, 2.0, 0.5, 0.1], [1, 1, 2, 2], [1, 1, 1, 0]), turn=np.array([0, 0, 1, -1]))
+    metrics = routing_metrics(d, 50 * np.eye(4)[[[1, 2, 1, 2]]])  # one layer
     assert metrics["accuracy"] == pytest.approx(1 / 3) and metrics["accuracy_weighted"] == pytest.approx(0.5 / 2)
     assert metrics["turn_agreement"] == pytest.approx(2 / 3) and metrics["share/1"] == pytest.approx(2 / 3)
     assert metrics["entropy"] < 1e-3
@@ -138,7 +201,7 @@ def test_labels_must_name_an_adapter_of_the_bank(slots):
         warm_start().measure(tiny.trajectories(), slots)
 
 
-@pytest.mark.parametrize("bad", [{"loss": "other"}, {"stream": "other"}, {"steps": 2}, {"kl_clip": 0.0}])
+@pytest.mark.parametrize("bad", [{"loss": "other"}, {"steps": 2}, {"kl_clip": 0.0}])
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(ValueError, match="gate."):
         WarmStartConfig(**bad)
@@ -148,3 +211,41 @@ def test_rows_hold_one_slot_each():
     for batch in measured().batches:
         assert batch.tokens.shape == (2, 32)
     assert sum(b.action_tokens for b in measured().batches) == pack(tiny.trajectories(), np.zeros(12), lengths=(32,)).action_tokens
+
+
+# in a process of its own, since the number of devices is set before JAX starts
+PROGRAM = """
+import jax, numpy as np
+from jax.sharding import Mesh
+from model import CausalLM
+from rl.gate_learner import GateWarmStart, WarmStartConfig
+from tests.rl import tiny
+
+plain, bank, found = tiny.model(), tiny.bank(3), tiny.trajectories(40)
+slots, config = np.arange(40) % 3 + 1, WarmStartConfig(steps=20, refreshes=1, learning_rate=0.05, base_bias=1.0)
+token = 2 * 32 * 4
+for names, shards, room in (({"fsdp": 8}, 8, 10_000), ({"data": 2, "fsdp": 2, "tensor": 2}, 4, 25)):  # room for all tokens, and for some
+    mesh = Mesh(np.array(jax.devices()).reshape(tuple(names.values())), tuple(names))
+    net = CausalLM(tiny.CONFIG, mesh=mesh, parameters=plain.parameters())
+    one = GateWarmStart(plain, bank, lengths=(48,), micro_rows=shards, feature_bytes=shards * room * token)
+    many = GateWarmStart(net, bank, lengths=(48,), micro_rows=shards, feature_bytes=room * token)
+    expected, data = one.measure(found, slots), many.measure(found, slots)
+    assert (len(data.kl) == 4 * 25) == (room == 25)
+    np.testing.assert_array_equal(data.position, expected.position)
+    np.testing.assert_allclose(data.kl, expected.kl, rtol=1e-3, atol=1e-5)
+    inputs, want = many.inputs(None, data), one.inputs(None, expected)
+    assert inputs.addressable_shards[0].data.shape[1] * shards == inputs.shape[1]
+    places = [warm.layout(d).place for warm, d in ((many, data), (one, expected))]
+    np.testing.assert_allclose(np.asarray(inputs)[:, places[0]], np.asarray(want)[:, places[1]], atol=1e-4)
+    (a, first), (b, second) = many.fit(data, config), one.fit(expected, config)
+    assert a.kernel.sharding.is_fully_replicated
+    assert tiny.relative(a, b) < 1e-4, (names, tiny.relative(a, b))
+    assert all(np.allclose(first[name], second[name], atol=1e-2) for name in second), (first, second)
+    print(names, tiny.relative(a, b))
+print("devices agree")
+"""
+
+
+def test_the_gate_fitted_on_a_mesh_is_that_of_one_device():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment(8), capture_output=True, text=True, timeout=280)
+    assert "devices agree" in done.stdout, done.stderr[-3000:]

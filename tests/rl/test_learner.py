@@ -6,10 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import model.decoder_layer
-from model import CausalLM, Routing, init_bank, init_gate
+from model import CausalLM, Gate, Routing, init_bank, init_gate
 from model.parameters import abstract_parameters
 from rl.advantages import group_advantages
 from rl.checkpoint import Checkpoints
@@ -219,27 +218,43 @@ def test_the_gate_learner_moves_the_gate_alone():
     assert tiny.relative(state.params, gate) > 1e-3 and tiny.relative(bank, kept) == 0
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Surrogate(Gate):
+    """A gate that reads inputs[L, N, T, D], whatever the stream is, with the logits[L, N, T, S] that chose the slots."""
+
+    inputs: jax.Array
+    logits: jax.Array
+
+
 def test_the_gate_gradient_is_that_of_the_straight_through_surrogate(monkeypatch):
-    """The surrogate: slot weights one_hot(argmax g_0) + softmax(g) - softmax(g_0), by finite differences in g around g_0."""
-    net = CausalLM(dataclasses.replace(tiny.CONFIG, num_hidden_layers=1), nnx.Rngs(0))
-    bank = jax.tree.map(lambda x: x[:1] if x.ndim > 1 else x, tiny.bank(2, size=0.5))
-    gate, batch = init_gate(net.config, 3, 0.0, jax.random.key(0)), packed(lengths=(64,), rows=8)
+    """The surrogate around a gate g_0: in every layer slot weights one_hot(argmax g_0) + softmax(g) - softmax(g_0), where g reads what g_0
+    read. Finite differences in g."""
+    bank, batch = tiny.bank(2, size=0.5), packed(lengths=(64,), rows=8)
+    gate = jax.tree.map(lambda x: 10 * x, init_gate(tiny.CONFIG, 3, 0.02, jax.random.key(0)))
     batch = dataclasses.replace(batch, advantages=0 * batch.advantages)  # leaves the divergence term
     config, loss = LearnerConfig(learning_rate=1e-2, micro_rows=8), LossConfig(kl=1.0)
-    gradient, sums = Learner(net, config, loss, bank=bank).gradient(gate, batch)
-    routing = Routing(gate=gate)
-    start = net.forward(batch.tokens, batch.positions, batch.segment_ids, bank, routing, collect=("gate_logits",)).gate_logits[:, :, 0]
+    gradient, sums = Learner(tiny.model(), config, loss, bank=bank).gradient(gate, batch)
+    run = jax.jit(functools.partial(tiny.model().forward, collect=("inputs", "gate_logits")))
+    out = run(batch.tokens, batch.positions, batch.segment_ids, bank, Routing(gate=gate))
+    assert len(np.unique(out.slots[batch.segment_ids > 0])) == 3
+    frozen = [jnp.moveaxis(x, 2, 0) for x in (out.inputs, out.gate_logits)]
 
-    def surrogate(routing, logits):
+    def scores(gate, hidden):
+        return jnp.concatenate([gate.inputs @ gate.kernel + gate.bias, gate.logits], axis=-1)
+
+    def weights(routing, scores):
+        logits, start = jnp.split(scores, 2, axis=-1)
         return jax.nn.one_hot(jnp.argmax(start, -1), 3) + jax.nn.softmax(logits) - jax.nn.softmax(start)
 
-    monkeypatch.setattr(model.decoder_layer, "slot_weights", surrogate)
-    differenced = Learner(net, config, loss, bank=bank)
-    norm = float(optax.tree.norm(gradient))
-    values = []
+    monkeypatch.setattr(model.decoder_layer, "gate_scores", scores)
+    monkeypatch.setattr(model.decoder_layer, "slot_weights", weights)
+    differenced = Learner(tiny.model(), config, loss, bank=bank)
+    base, norm, values = differenced.logprobs(None, batch), float(optax.tree.norm(gradient)), []
     for sign in (0, 1, -1):
         shifted = jax.tree.map(lambda x, g, s=sign: x + s * 0.003 * g / norm, gate, gradient)
-        gap = (differenced.logprobs(shifted, batch) - differenced.logprobs(None, batch)) * batch.mask
+        surrogate = Surrogate(shifted.kernel, shifted.bias, *frozen)
+        gap = (differenced.logprobs(surrogate, batch) - base) * batch.mask
         values.append(float((gap.astype(np.float64) ** 2).sum() / 2 / batch.mask.sum()))
     assert values[0] == pytest.approx(float(sums["loss"]), rel=1e-4)
     assert (values[1] - values[2]) / 0.006 == pytest.approx(norm, rel=1e-2)

@@ -10,9 +10,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rl.trajectory import decode_shard
+from tests.rl.test_learner_mesh import free_port
 from tests.trace_jax import tiny
 from trace_jax import cli
 from trace_jax.config import ROOT, load_config
@@ -28,9 +31,9 @@ def command(config, workdir, *more) -> list[str]:
     return ["run", f"--config={config}", f"--workdir={workdir}", *more]
 
 
-def start(config, workdir) -> subprocess.Popen:
+def start(config, workdir, *more: str) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "trace_jax", *command(config, workdir)]
+    words = [sys.executable, "-m", "trace_jax", *command(config, workdir, *more)]
     return subprocess.Popen(words, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -230,6 +233,60 @@ def test_a_full_disk_is_one_line_and_costs_nothing_that_was_written(disturbed):
 def test_only_the_progress_is_on_stderr(disturbed):
     lines = disturbed[1]["error"].splitlines()
     assert lines and all("%  " in line for line in lines), lines
+
+
+def start_two(config, workdir) -> list[subprocess.Popen]:
+    port = free_port()
+    return [start(config, workdir, f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={index}") for index in range(2)]
+
+
+def same_as_alone(workdir: pathlib.Path, reference: pathlib.Path) -> None:
+    """What a run of several processes has in common with one: every token, every verdict, and adapters to the last bits."""
+    with Workdir.open(workdir, lock=False) as ours, Workdir.open(reference, lock=False) as theirs:
+        manifests = [name for name in theirs.list("rollouts") if name.endswith("manifest.json")]
+        assert manifests == [name for name in ours.list("rollouts") if name.endswith("manifest.json")]
+        for folder in (name.split("/")[1:3] for name in manifests):
+            for a, b in zip(ours.read_shards(*folder), theirs.read_shards(*folder), strict=True):
+                assert (a.id, a.tokens.tolist(), a.reward) == (b.id, b.tokens.tolist(), b.reward)
+        for name in theirs.list("evaluation") + theirs.list("diagnosis"):
+            assert ours.read_bytes(name) == theirs.read_bytes(name), name
+        for name in (name for name in theirs.list("") if name.endswith("metrics.jsonl")):
+            for a, b in zip(ours.read_jsonl(name), theirs.read_jsonl(name), strict=True):
+                assert all(a[key] == pytest.approx(b[key], rel=1e-3) for key in ("reward", "loss", "grad_norm") if key in b), name
+        for name in (name for name in theirs.list("") if name.endswith(("hf/adapter_model.safetensors", "gate.safetensors"))):
+            a, b = (load_file(w.root / name) for w in (ours, theirs))
+            assert all(np.allclose(a[key], b[key], atol=1e-5) for key in b), name
+
+
+def test_two_processes_that_are_preempted_and_go_on_make_the_run_of_one(config, reference, tmp_path):
+    workdir = tmp_path / "run"
+    running = start_two(config, workdir)
+    wait_for(running[0], workdir, len(shards(reference)) // 2)
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    errors = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [143, 143], errors
+    running = start_two(config, workdir)
+    ends = [process.communicate(timeout=400)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], ends
+    assert ends[1] == ""  # one speaks
+    same_as_alone(workdir, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_process_that_is_lost_ends_the_others_and_the_command_goes_on_from_there(config, reference, tmp_path, lost):
+    workdir, total, random_ = tmp_path / "run", 2 * len(shards(reference)), random.Random(lost)
+    for place in range(3):
+        running = start_two(config, workdir)
+        wait_for(running[0], workdir, max(1, total * (place + 1) // 5))
+        time.sleep(random_.random() * 2)
+        running[lost].kill()
+        for process in running:
+            process.communicate(timeout=120)  # the others notice
+        assert all(process.returncode for process in running)
+    assert [process.wait(timeout=400) for process in start_two(config, workdir)] == [0, 0]
+    same_as_alone(workdir, reference)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from tests.trace_jax import tiny
 from trace_jax import train
 from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
+from trace_jax.runtime import VALIDATION, Runtime
 from trace_jax.train import initial_adapter, learner_config, load_adapter, loss_config, train_adapter, update
 
 ONE = "precondition_verification"
@@ -45,16 +46,17 @@ def undisturbed(tmp_path_factory, checkpoint):
 def test_every_field_of_the_config_reaches_the_learner_and_the_loss():
     section = TrainSection(
         adam_b1=0.1, adam_b2=0.2, weight_decay=0.3, max_grad_norm=0.4, micro_rows=5, clip_low=0.11, clip_high=0.12, dual_clip=1.3,
-        importance_cap=1.4, outlier_low=0.15, outlier_high=16.0, ratio="sequence", kl=0.17,
+        importance_cap=1.4, outlier_low=0.15, outlier_high=16.0, ratio="sequence", kl=0.17, schedule="cosine", icepop=(0.5, 5.0),
     )  # fmt: skip
     config = dataclasses.replace(Config(), train=section)
     assert learner_config(config, 0.5, 6, 7) == LearnerConfig(
         learning_rate=0.5, warmup_steps=6, total_steps=7, beta1=0.1, beta2=0.2, weight_decay=0.3, max_grad_norm=0.4, temperature=1.0,
-        micro_rows=5,
+        micro_rows=5, schedule="cosine",
     )  # fmt: skip
     assert loss_config(section) == LossConfig(
-        clip_low=0.11, clip_high=0.12, dual_clip=1.3, weight_cap=1.4, drop_below=0.15, drop_above=16.0, ratio="sequence", kl=0.17
-    )
+        clip_low=0.11, clip_high=0.12, dual_clip=1.3, weight_cap=1.4, drop_below=0.15, drop_above=16.0, ratio="sequence", kl=0.17,
+        icepop=(0.5, 5.0),
+    )  # fmt: skip
 
 
 def test_a_fresh_adapter_does_nothing_and_depends_on_name_and_seed_alone(runtime):
@@ -69,7 +71,7 @@ def test_a_fresh_adapter_does_nothing_and_depends_on_name_and_seed_alone(runtime
 def test_training_leaves_adapter_metrics_and_summary(undisturbed):
     workdir, config = undisturbed.workdir, undisturbed.config.train
     summary = workdir.read_json(f"adapters/{ONE}/summary.json")
-    assert summary["capability"] == ONE and summary["iterations"] == 2 and summary["rollouts"] == 16
+    assert summary["capability"] == ONE and summary["iterations"] == 2 and summary["rollouts"] == 16 + config.validation_seeds
     assert summary["before"]["n"] == summary["after"]["n"] == config.selection_seeds
     rows = workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1]
@@ -108,6 +110,57 @@ def test_an_interrupted_training_ends_with_the_same_adapter(undisturbed, ready, 
     assert adapter_bytes(ready) == adapter_bytes(undisturbed)
     assert figures(ready) == figures(undisturbed)
     assert ready.workdir.read_json(f"adapters/{ONE}/summary.json") == undisturbed.workdir.read_json(f"adapters/{ONE}/summary.json")
+
+
+@pytest.mark.parametrize("rewards, best", [([0.1, 0.5, 0.3], 2), ([0.2, 0.2, 0.1], 2), ([0.1, 0.2, 0.9], 3)])
+def test_the_adapter_that_is_best_on_unseen_seeds_remains(tmp_path, checkpoint, monkeypatch, rewards, best):
+    settings = dict(train__iterations="3", train__validate_every="1", train__keep_checkpoints="1", train__validation_seeds="3")
+    with tiny.open_tiny(tmp_path, checkpoint, **settings) as runtime:
+        tiny.store_environment(runtime, ONE)
+        roll_out, seen, after = runtime.roll_out, [], []
+
+        def scored(policy, folder, split, index, tasks, *more):
+            found = roll_out(policy, folder, split, index, tasks, *more)
+            if split == "validation":
+                seen.append({t.seed for t in tasks})
+                found = [dataclasses.replace(t, reward=rewards[index]) for t in found]
+            if split == "training":  # a reward of its own for each rollout, so that every iteration is an update
+                found = [dataclasses.replace(t, reward=i / len(found)) for i, t in enumerate(found)]
+            if split.startswith("own-"):
+                after.append(policy)
+            return found
+
+        monkeypatch.setattr(runtime, "roll_out", scored)
+        train.make_learner.cache_clear()
+        train_adapter(runtime, ONE)
+        assert after[-1].version == best == runtime.workdir.read_json(f"adapters/{ONE}/summary.json")["updates"]
+        np.testing.assert_array_equal(after[-1].adapters.b["q"], load_adapter(runtime, ONE).b["q"])
+        assert [row["validation"] for row in runtime.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")] == pytest.approx(rewards)
+        assert seen == [{VALIDATION, VALIDATION + 1, VALIDATION + 2}] * 3
+
+
+def test_the_last_iteration_is_validated_whatever_the_interval(undisturbed):
+    rows = undisturbed.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")
+    assert ["validation" in row for row in rows] == [False, True]
+    assert len(list(undisturbed.workdir.read_shards(f"adapter:{ONE}", "validation"))) == undisturbed.config.train.validation_seeds
+
+
+def test_a_step_is_split_into_what_it_spends_its_time_on(undisturbed):
+    rows = undisturbed.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")
+    for row in rows:
+        names = ["rollout", "sync", *(["pack", "transfer", "step"] if row["trajectories_kept"] else [])]
+        assert sorted(name for name in row if name.startswith("seconds/")) == sorted(f"seconds/{name}" for name in names)
+        assert all(row[f"seconds/{name}"] >= 0 for name in names) and row["seconds/rollout"] > 0
+
+
+def test_a_profile_of_the_iterations_asked_for_is_left(tmp_path, checkpoint):
+    with tiny.open_tiny(tmp_path, checkpoint) as runtime:
+        tiny.store_environment(runtime, ONE)
+        runtime = Runtime(runtime.config, runtime.workdir, runtime.progress, profiled=[1])
+        train.make_learner.cache_clear()
+        train_adapter(runtime, ONE)
+        traces = [name for name in runtime.workdir.list("profile") if name.endswith(".xplane.pb")]
+        assert len(traces) == 1 and traces[0].startswith(f"profile/adapters/{ONE}/00001/")
 
 
 def test_a_trained_adapter_is_left_alone(undisturbed, monkeypatch):

@@ -86,7 +86,7 @@ def write_config(path: pathlib.Path, checkpoint: pathlib.Path) -> pathlib.Path:
                 ),
                 train=TrainSection(
                     rank=2, alpha=2.0, learning_rate=1e-2, iterations=2, groups=2, group_size=4, selection_seeds=2, pack_length=256,
-                    micro_rows=2,
+                    micro_rows=2, validation_seeds=2,
                 ),
                 gate=GateSection(successes=12, table_seeds=2, grpo_iterations=1, warm_steps=6),
                 evaluation=EvaluationSection(tasks=6, policies=("base", "adapters", "router", "composed")),

@@ -20,7 +20,17 @@ from trace_jax.report.reader import Reader, find_trajectories
 from trace_jax.report.results import Result
 
 _LABELS = (("LACKING", False, 3), ("LACKING", True, 1), ("PRESENT", True, 1))  # label, whether the trajectory passed, how many are shown
-_CURVES = ("entropy", "engine_gap", "base_k3", "clip_share", "capped_share", "dropped_share", "constant_share", "effective_sample_share")
+_CURVES = (
+    "validation",
+    "entropy",
+    "engine_gap",
+    "base_k3",
+    "clip_share",
+    "capped_share",
+    "dropped_share",
+    "constant_share",
+    "effective_sample_share",
+)
 _CURVES += ("action_tokens", "turns", "tool_errors", "invalid_action", "truncated", "policy_lag", "grad_norm", "learning_rate", "loss")
 _SECONDS = ("seconds/rollout", "seconds/sync", "seconds/pack", "seconds/transfer", "seconds/step")
 
@@ -275,10 +285,10 @@ def _children(read: Reader, folder: str, first: Iterable[str]) -> list[str]:
 
 def _curves(rows: Sequence[Mapping[str, Any]], name: str, style: str) -> dict[str, Any]:
     """`main`: reward and success, or the loss where there is no reward; `more`: title to chart of every other figure."""
-    steps = [row["step"] for row in rows]
 
     def series(key: str, dashed: bool = False) -> Series:
-        return Series(name=key, x=steps, y=[row.get(key) for row in rows], style=style, dashed=dashed)
+        found = [row for row in rows if key in row]  # not every figure is taken at every step
+        return Series(name=key, x=[row["step"] for row in found], y=[row[key] for row in found], style=style, dashed=dashed)
 
     present = dict.fromkeys(key for row in rows for key, value in row.items() if isinstance(value, (int, float)) and key != "step")
     main = [key for key in ("reward", "success") if key in present] or [key for key in ("loss",) if key in present]
