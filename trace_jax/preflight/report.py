@@ -139,20 +139,19 @@ def advice(program: Program | DoesNotFit, accelerator: Accelerator, settings: Se
 
 def _less_work(program: Program | DoesNotFit, temporaries: float, room: float, settings: Settings) -> Iterator[str]:
     """Settings that shrink the temporaries, and what the engine holds."""
-    decoding = "decode" in program.name
-    if not decoding and room > 0:
-        shrunk = f"temporaries of {_size(temporaries)} must become {_size(room)}"
+    if "gradient" in program.name and temporaries > room:
+        share, rows, least = max(room, 0.0) / temporaries, settings.micro_rows, settings.rows_at_a_time
+        shrunk = f"temporaries of {_size(temporaries)} " + (f"must become {_size(room)}" if room > 0 else "find no room beside the rest")
         if not settings.remat:
             yield f"train.remat=true stores less: {shrunk}"
-        rows, least = settings.micro_rows, settings.rows_at_a_time
         if rows > least:
-            fewer = max(least, int(rows * room / temporaries) // least * least)
+            fewer = max(least, int(rows * share) // least * least)
             yield f"train.micro_rows={fewer}, from {rows}: activations are linear in it, the loss does not depend on it; {shrunk}"
-        if rows * room / temporaries < least:
-            length = int(settings.pack_length * least / min(rows, least) * room / temporaries) // 256 * 256
-            few = "with one row a device already, " if rows <= least else "with that, "
-            yield f"{few}train.pack_length and rollout.context down from {settings.pack_length} to {length}: {shrunk}"
-    if decoding or program.beside > settings.weights / 4:
+        if room > 0 and rows * share < least:
+            length = int(settings.pack_length * share * max(1, rows / least)) // 256 * 256
+            few = "with that" if rows > least else "with one row a device already"
+            yield f"{few}, train.pack_length and rollout.context down from {settings.pack_length} to {length}: {shrunk}"
+    if "decode" in program.name or program.beside > settings.weights / 4:
         yield f"rollout.lanes down from {settings.lanes}, or rollout.context: the engine's cache is lanes x context"
 
 
@@ -211,8 +210,8 @@ def _notes(programs: Sequence[Program | DoesNotFit], accelerator: Accelerator, f
         known = flops.get(program.name)
         if known and program.dot_flops > _SAME * known:
             times = program.dot_flops / known
-            yield f"{program.name}: the compiled products are {times:.1f} x the analytic FLOPs. With experts: libtpu before 0.0.50, that of"
-            yield "JAX before 0.12, takes the weight gradients of grouped products over all experts."
+            yield f"{program.name}: the compiled products are {times:.1f} x the analytic FLOPs. With experts: the GPU compiler takes"
+            yield "grouped products over all of a device's experts; libtpu before 0.0.50, that of JAX before 0.12, their weight gradients."
     yield ""
 
 

@@ -114,6 +114,10 @@ def test_weights_that_do_not_fit_can_only_be_split():
 def test_what_a_run_holds_beside_a_step_counts():
     program = change(beside=9 * GIB)
     assert not fits(program, V5E) and fits(SMALL, V5E)
+    refused = DoesNotFit(name="gate gradient", needed=40 * GIB, available=V5E.hbm, message="", beside=14 * GIB)
+    found = lines(refused, remat=True)
+    words_in_order(found, "needs 40.00 GiB", "train.micro_rows=16, from 64", "rollout.lanes down from 32", "mesh.data=1", "more chips: x 8")
+    assert "find no room beside the rest" in found[1]
     words_in_order(
         lines(program, remat=True),
         "16.00 GiB of 15.75 GiB",
