@@ -45,10 +45,8 @@ def measured(length: int, kind: str, steps: int) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3", "qwen3_moe")]  # attention in every layer: a minute on a CPU
-
-
-@pytest.mark.parametrize("kind", ["qwen3_5", *SLOW])
+@pytest.mark.slow  # attention over 32k tokens takes a minute on a CPU
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen3_5"])
 def test_a_step_of_32k_tokens_takes_less_than_6_gb(kind):
     assert measured(32768, kind, 1)["peak"] < 6 * GB
 
@@ -56,4 +54,4 @@ def test_a_step_of_32k_tokens_takes_less_than_6_gb(kind):
 def test_memory_grows_with_the_length_and_not_its_square():
     short, long = (measured(length, "qwen3", 0)["temporaries"] for length in (8192, 32768))
     assert long < 4.4 * short
-    assert long < 32768 * 20_000 * 4  # whole logits alone are more
+    assert long < 32768 * 20_000 * 4  # whole logits alone are more; with 0.7 GB of libraries far below 6 GB

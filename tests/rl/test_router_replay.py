@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,13 +10,22 @@ from model import Routing, token_logprobs
 from rl.learner import Learner, LearnerConfig
 from rl.packing import PackingError, pack
 from rl.trajectory import TrajectoryError, decode_shard, encode_shard
-from tests.model.tiny import CONFIGS, bank, gate, model
+from tests.model.tiny import CONFIGS, bank, forward, gate, model
 from tests.rl import tiny
 
 CONFIG = dataclasses.replace(CONFIGS["qwen3_moe"], mlp_only_layers=(1,))  # two sparse layers of three
 LAYERS, K = 2, CONFIG.num_experts_per_tok
 NET = model(config=CONFIG)
 ADVANTAGES = np.random.default_rng(7).normal(size=8)
+
+
+LENGTH = 32
+score = jax.jit(lambda hidden, targets: token_logprobs(NET, hidden, targets)[0])
+
+
+def padded(tokens):
+    """[1, LENGTH], so that all trajectories share what is compiled; what comes last is seen by none before it."""
+    return np.pad(tokens, (0, LENGTH - len(tokens)))[None]
 
 
 def replayed(seed=3, some=True):
@@ -30,7 +40,7 @@ def replayed(seed=3, some=True):
 
 
 def batch_of(found):
-    return pack(found, ADVANTAGES, lengths=(32,), micro_rows=2)
+    return pack(found, ADVANTAGES, lengths=(LENGTH,), micro_rows=2)
 
 
 def test_log_probs_are_those_under_the_experts_of_the_trajectory():
@@ -39,10 +49,11 @@ def test_log_probs_are_those_under_the_experts_of_the_trajectory():
     batch = batch_of(found)
     logprobs = learner.logprobs(params, batch)
     for index, t in enumerate(found):
-        tokens = t.tokens[None]
-        experts = None if t.experts is None else t.experts[None].astype(np.int32)
-        hidden = NET.forward(tokens[:, :-1], adapters=params, experts=experts if experts is None else experts[:, :-1]).hidden
-        expected = np.asarray(token_logprobs(NET, hidden, tokens[:, 1:])[0])[0]
+        experts = np.full((1, LENGTH, LAYERS, K), -1, np.int32)
+        if t.experts is not None:
+            experts[0, : len(t.tokens)] = t.experts
+        hidden = forward(NET, padded(t.tokens), adapters=params, experts=experts).hidden
+        expected = np.asarray(score(hidden, np.roll(padded(t.tokens), -1)))[0]
         np.testing.assert_allclose(logprobs[batch.trajectory == index], expected[: (batch.trajectory == index).sum()], atol=1e-5)
     free = learner.logprobs(params, dataclasses.replace(batch, experts=None))
     assert np.abs(free - logprobs)[np.isin(batch.trajectory, [1, 3])].max() > 1e-2
@@ -54,7 +65,8 @@ def test_replaying_the_routers_own_choice_changes_nothing(routed):
     found = tiny.trajectories(8)
     trained, frozen = (gate(4, CONFIG), bank(CONFIG, adapters=3)) if routed else (bank(CONFIG), None)
     adapters, routing = (frozen, Routing(gate=trained, mode="top1")) if routed else (trained, None)
-    own = [np.asarray(NET.forward(t.tokens[None], adapters=adapters, routing=routing, collect=("experts",)).experts)[0] for t in found]
+    taken = (forward(NET, padded(t.tokens), adapters=adapters, routing=routing, collect=("experts",)).experts for t in found)
+    own = [np.asarray(experts)[0, : len(t.tokens)] for experts, t in zip(taken, found, strict=True)]
     learner = Learner(NET, LearnerConfig(micro_rows=2), bank=frozen)
     expected, _ = learner.gradient(trained, batch_of(found))
     gradient, _ = learner.gradient(trained, batch_of([dataclasses.replace(t, experts=e) for t, e in zip(found, own, strict=True)]))

@@ -8,7 +8,7 @@ from trace_jax import compose as composition
 from trace_jax.compose import compose, labelled, soft_targets
 from trace_jax.errors import InputError
 from trace_jax.policies import Mixture, trained_mixture
-from trace_jax.runtime import GATE, GATE_TRAINING, SELECTION
+from trace_jax.runtime import GATE, GATE_TRAINING, SELECTION, VALIDATION
 
 ONE, TWO = "precondition_verification", "tool_calling_precision"
 SLOTS = ("base", "a", "b")
@@ -110,7 +110,7 @@ def test_the_gate_is_kept_only_if_it_beats_every_adapter(composed):
 
 
 def test_no_task_of_the_target_is_touched(composed):
-    purposes = {"gate": GATE, "training": GATE_TRAINING, "selection": SELECTION}
+    purposes = {"gate": GATE, "training": GATE_TRAINING, "validation": VALIDATION, "selection": SELECTION}
     for name in composed.workdir.list("rollouts"):
         if name.endswith(".zst"):
             _, folder, split, _ = name.split("/")
