@@ -53,7 +53,10 @@ def preflight(config: str, topology: str | None, *overrides: str) -> subprocess.
     return subprocess.run(command(config, topology, *overrides), env=quick_environment(), capture_output=True, text=True, timeout=7200)
 
 
-@pytest.mark.parametrize("kind, mesh", [("qwen3", ["mesh.tensor=2"]), ("qwen3_5_moe", ["mesh.expert=2", "mesh.data=2"])])
+SLOW = pytest.param("qwen3_5_moe", ["mesh.expert=2", "mesh.data=2"], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind, mesh", [("qwen3", ["mesh.tensor=2"]), SLOW])
 def test_all_steps_compile_for_a_mesh_and_count_what_they_compute(kind, mesh, tmp_path):
     config = tiny._TORCH[kind][0](**tiny.BASES[kind] | ({"num_experts": 8} if "moe" in kind else {}))
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
