@@ -3,22 +3,22 @@
 Command:   trace-jax preflight --config=tau2_qwen3_30b_a3b
            trace-jax run --config=tau2_qwen3_30b_a3b --config.model.path=WEIGHTS --config.target.package=PACKAGE --workdir=DIR
 Hardware:  v5p:2x2x4 (v5p-32: four hosts of four chips, 95.7 GiB each)
-Time:      not run on a TPU; 3.36 s at best for a micro-batch of 262,144 tokens, 27 ms for a token in each lane
+Time:      not run on a TPU; 3.34 s at best for a micro-batch of 262,144 tokens, 27 ms for a token in each lane
 Expected:  preflight says that all four programs fit. No result is claimed
 
 What works with this config now: `params` and `preflight` as it stands, with the model's config.json alone; and, once WEIGHTS holds the
 downloaded model, the four steps on an environment PACKAGE of your own (without it the target is the built-in desk). tau2-bench's own
 environments and its user simulator come with a later release.
 
-Preflight with jax 0.12.0.1 and libtpu 0.0.50.1 at JAX_OPTIMIZATION_LEVEL=O0; per device, of 95.73 GiB:
+Preflight with jax 0.12.0.1 and libtpu 0.0.50.1; per device, of 95.73 GiB:
 
                       adapter gradient  adapter update  gate gradient  decode, 16 tokens
     arguments                18.02 GiB        6.59 GiB      22.96 GiB          34.96 GiB
-    temporaries              15.77 GiB        1.02 MiB      18.25 GiB          35.78 GiB
-    peak                     35.46 GiB        6.59 GiB      41.24 GiB          70.77 GiB
-    in a run, of HBM             56.5%           38.2%          62.5%              80.8%
+    temporaries              15.47 GiB        1.87 MiB      15.26 GiB          37.25 GiB
+    peak                     35.18 GiB        6.59 GiB      38.28 GiB          72.25 GiB
+    in a run, of HBM             56.2%           38.2%          59.4%              82.3%
     limited by                  memory          memory         memory             memory
-    time, at best               3.36 s         5.12 ms         3.32 s          433.44 ms
+    time, at best               3.34 s         5.12 ms         3.28 s          434.03 ms
 
 "In a run" adds what stands beside a program: optimizer, engine's cache, its copy of the adapters. Each host holds a whole copy of the
 weights on its four chips, so that its engine decodes without gathering any. A gradient is limited by the memory of the experts' rows; of
