@@ -39,6 +39,7 @@ class Answer:
     def __post_init__(self) -> None:
         self.id = self.id or f"{'chatcmpl' if self.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._offsets: dict[int, int] = {}  # characters of each choice that are sent, for text_offset
+        self._begun: set[int] = set()  # choices of a completion's stream
 
     @property
     def is_chat(self) -> bool:
@@ -72,7 +73,11 @@ class Answer:
     def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
         """The chunk of a delta."""
         if not self.is_chat:
-            return self._chunk({"index": index, "text": delta.content} | self._rest(index, delta))
+            choice = {"index": index, "text": delta.content} | self._rest(index, delta)
+            if self.asked.return_token_ids and index not in self._begun:
+                choice["prompt_token_ids"] = list(self.prompts[index // self.asked.n])
+            self._begun.add(index)
+            return self._chunk(choice)
         said: dict[str, Any] = {"content": delta.content} if delta.content else {}
         said |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
         if delta.calls:

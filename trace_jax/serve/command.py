@@ -47,7 +47,7 @@ def main(arguments: Arguments) -> None:
         engine = make_engine(runtime, models, arguments.context)
         decoder = Decoder(engine)
         service = Service(runtime.chat, decoder, models, runtime.local_model.config.vocab_size)
-        server = _Server(service, decoder, _url(listener, arguments.host))
+        server = Server(service, decoder, _url(listener, arguments.host))
         decoder.on_failure = lambda: setattr(server, "should_exit", True)
         with decoder:
             server.run(sockets=[listener])
@@ -97,7 +97,7 @@ def make_engine(runtime: Runtime, models: dict[str, Policy], context: int | None
     return engine
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Says when it listens; at a signal, running requests are failed first, so that their connections can end."""
 
     def __init__(self, service: Service, decoder: Decoder, url: str):
