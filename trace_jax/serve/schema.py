@@ -15,7 +15,7 @@ from typing import Any
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _STOPS = 4  # as many as OpenAI allows
-_CHOICES = 128
+_CHOICES = 128  # answers to one request
 
 
 class ApiError(Exception):
@@ -115,6 +115,8 @@ def read_completion(body: Mapping[str, Any]) -> CompletionAsked:
     found = _read(body, _COMPLETION)
     if "prompt" not in found:
         raise ApiError("prompt: missing", "prompt")
+    if len(found["prompt"]) * found.get("n", 1) > _CHOICES:
+        raise ApiError(f"prompt: {len(found['prompt'])} prompts, n = {found.get('n', 1)}; at most {_CHOICES} answers at once", "prompt")
     return CompletionAsked(
         **_common(found), prompts=found["prompt"], max_tokens=found.get("max_tokens", 16), logprobs=found.get("logprobs") is not None
     )
@@ -187,8 +189,6 @@ def _prompts(value: Any, name: str) -> tuple[str | tuple[int, ...], ...]:
     prompts = [value] if isinstance(value, str) or ids(value) else value
     if not isinstance(prompts, list) or not prompts or not all((isinstance(p, str) and p) or ids(p) for p in prompts):
         _fail(name, "a text, a list of texts, a list of token ids or a list of such lists, none of them empty", value)
-    if len(prompts) > _CHOICES:
-        raise ApiError(f"{name}: {len(prompts)} prompts, at most {_CHOICES} are taken at once", name)
     return tuple(tuple(p) if isinstance(p, list) else p for p in prompts)
 
 

@@ -1,6 +1,7 @@
 """A server in a thread, and an engine that says what a test wants it to say."""
 
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -36,6 +37,7 @@ def serving(chat, engine, models, vocabulary):
             thread.join()
 
 
+@functools.cache
 def client(url) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
 
@@ -63,7 +65,11 @@ class ScriptedEngine:
     lanes, context, metrics = 4, 4096, {}
 
     def __init__(self, chat):
-        self.chat, self.text, self.cut, self.holding, self.failing = chat, "", False, False, False
+        self.chat = chat
+        self.reset()
+
+    def reset(self):
+        self.text, self.cut, self.holding, self.failing = "", False, False, False
         self.requests, self.released, self._running = [], [], {}
 
     def say(self, text, *, cut=False):

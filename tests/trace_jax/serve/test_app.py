@@ -22,20 +22,31 @@ def chat():
     return chats.chat("qwen3")
 
 
-@pytest.fixture
-def engine(chat):
-    return ScriptedEngine(chat)
-
-
-@pytest.fixture
-def server(chat, engine):
+@pytest.fixture(scope="module")
+def shared(chat):
+    """A server for all tests that leave it as it was, and its engine."""
+    engine = ScriptedEngine(chat)
     with serving(chat, engine, MODELS, len(chat.tokenizer)) as (url, decoder):
-        yield url, decoder
+        yield engine, url, decoder
 
 
 @pytest.fixture
-def url(server):
-    return server[0]
+def engine(shared):
+    shared[0].reset()
+    return shared[0]
+
+
+@pytest.fixture
+def url(shared):
+    return shared[1]
+
+
+@pytest.fixture
+def own(chat):
+    """A server of the test's own, and its engine."""
+    engine = ScriptedEngine(chat)
+    with serving(chat, engine, MODELS, len(chat.tokenizer)) as (url, decoder):
+        yield engine, url, decoder
 
 
 def test_parallel_calls_have_ids_and_valid_arguments(url, engine):
@@ -199,8 +210,9 @@ def test_nothing_is_allowed_across_origins(url):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_its_lane(server, engine, stream):
-    (url, decoder), engine.holding = server, True
+def test_a_client_that_goes_away_frees_its_lane(shared, engine, stream):
+    _, url, decoder = shared
+    engine.holding = True
     connection = http.client.HTTPConnection(url.removeprefix("http://"))
     connection.request("POST", "/v1/chat/completions", json.dumps(ASK | {"stream": stream, "n": 3}))
     wait_until(lambda: len(engine.requests) == 3)
@@ -219,8 +231,9 @@ def test_a_stop_string_frees_the_lane_early(url, engine):
     wait_until(lambda: engine.released == [engine.requests[0].session])
 
 
-def test_when_the_server_ends_whoever_waits_is_told(server, engine):
-    (url, decoder), engine.holding = server, True
+def test_when_the_server_ends_whoever_waits_is_told(own):
+    engine, url, decoder = own
+    engine.holding = True
     errors = []
 
     def ask(stream):
@@ -241,8 +254,9 @@ def test_when_the_server_ends_whoever_waits_is_told(server, engine):
     assert send(url, "/v1/chat/completions", ASK)[0] == 503
 
 
-def test_when_the_engine_fails_whoever_waits_is_told_and_the_error_is_kept(server, engine):
-    (url, decoder), engine.failing = server, "poll"
+def test_when_the_engine_fails_whoever_waits_is_told_and_the_error_is_kept(own):
+    engine, url, decoder = own
+    engine.failing = "poll"
     with pytest.raises(openai.InternalServerError, match="the engine has failed"):
         client(url).chat.completions.create(**ASK)
     assert isinstance(decoder.failure, FloatingPointError)
@@ -255,7 +269,8 @@ def test_a_request_that_the_engine_refuses_is_told_why(url, engine):
         list(client(url).chat.completions.create(**ASK, stream=True))
 
 
-def test_health_and_metrics(url, engine):
+def test_health_and_metrics(own):
+    engine, url, _ = own
     engine.say("ok")
     client(url).chat.completions.create(**ASK)
     assert send(url, "/health") == (200, '{"status":"ok"}')

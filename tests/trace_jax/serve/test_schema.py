@@ -77,6 +77,7 @@ def test_a_wrong_field_of_a_chat_is_named(fields, param):
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [1.5]}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"prompt": "a", "logprobs": 2}, "logprobs"),
         ({"prompt": "a", "echo": True}, "echo"),
