@@ -29,6 +29,7 @@ from envs.base import ToolCall
 # Private-use characters around a message's index; no template and no schema has a reason to hold them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HINT = "\n<expert_guidance>\n{}\n</expert_guidance>"
+_KEPT = 4096  # renderings; a server meets ever new ones
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -147,6 +148,8 @@ class Chat:
             parts = [_Part(piece, None) if i % 2 == 0 else _Part("", int(piece)) for i, piece in enumerate(pieces)]
             if sorted(p.index for p in parts if p.index is not None) != [i for i, m in enumerate(marked) if m["content"]]:
                 raise ValueError("the chat template does not print the content of every message once")
+            if len(self._renderings) >= _KEPT:
+                self._renderings.clear()
             self._renderings[key] = parts
         return self._renderings[key]
 

@@ -63,6 +63,9 @@ class Arguments:
     topology: str | None = None
     output: str | None = None
     profile_steps: tuple[str, ...] = ()
+    host: str | None = None
+    port: int | None = None
+    context: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,6 +141,12 @@ COMMANDS = {
         flags=("model!", "adapter", "input!", "output!"),
         config=False,
     ),
+    "serve": Command(
+        module="trace_jax.serve.command",
+        help="an OpenAI-compatible server over the policies of a workdir, or the base of a config",
+        flags=("workdir", "policy!", "host", "port", "context"),
+        lock=False,
+    ),
     "export": Command(module="trace_jax.export", help="Hugging Face format", flags=("workdir!", "what!", "out!"), lock=False),
     "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
     "params": Command(
@@ -166,6 +175,9 @@ FLAGS = {
         [],
         "numbers of iterations, such as 2,3, whose trace for TensorBoard or Perfetto goes to profile/",
     ),
+    "host": (flags.DEFINE_string, "127.0.0.1", "address to listen on"),
+    "port": (flags.DEFINE_integer, 8000, "port to listen on; 0: any that is free", 0, 65535),
+    "context": (flags.DEFINE_integer, None, "longest context in tokens, the answer included; left out, the config's rollout.context", 16),
     "coordinator": (flags.DEFINE_string, None, "HOST:PORT of process 0, or auto on a TPU pod; for a run of several processes"),
     "num_processes": (flags.DEFINE_integer, None, "how many processes run this command together, one a host"),
     "process_id": (flags.DEFINE_integer, None, "the number of this one, from 0"),

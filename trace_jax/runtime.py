@@ -330,8 +330,7 @@ def open_runtime(arguments: Arguments, stage: str | None = None, rollouts: float
     stages = plan(arguments.config, 1 if arguments.capability else 4)
     if stage:
         stages = {stage: rollouts or stages[stage]}
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(_compilation_cache()))
+    keep_compiled_programs()
     processes = arguments.workdir.processes
     with contextlib.ExitStack() as stack:
         name = f"stall{f'-{processes.index}' if processes.index else ''}.log"
@@ -352,9 +351,11 @@ def _steps(words: Sequence[str]) -> list[int]:
     return [int(word) for word in words]
 
 
-def _compilation_cache() -> pathlib.Path:
-    """Where compiled programs are kept for the next run, unless JAX is told of another place."""
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "trace-jax"
+def keep_compiled_programs() -> None:
+    """Compiled programs are kept for the next command in the user's cache folder, unless JAX is told of another place."""
+    if jax.config.jax_compilation_cache_dir is None:
+        folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "trace-jax"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def find_package(name: str, field: str) -> Package:

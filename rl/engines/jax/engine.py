@@ -154,6 +154,11 @@ class JaxEngine:
             self._under = [None] * self.lanes
             self._cached[:] = 0
 
+    def partial(self, session: str, start: int = 0) -> tuple[list[int], list[float]]:
+        """The tokens and log-probs that the running request of a session has sampled so far, from the `start`-th on; for streaming."""
+        found = self._sessions[session]
+        return found.tokens[start:], found.logprobs[start:]
+
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         names = [request.session for request in requests]
         if len(set(names)) < len(names):
