@@ -28,6 +28,7 @@ from absl import flags
 from trace_jax import config as configs
 from trace_jax.config import ROOT, Config
 from trace_jax.errors import InputError
+from trace_jax.fields import fields, nearest, type_name
 from trace_jax.libtpu import expect_no_tpu_without_chips
 from trace_jax.processes import ALONE, find_job, join
 from trace_jax.workdir import Workdir, stored_config
@@ -248,11 +249,11 @@ def usage(name: str, command: Command) -> str:
     for flag in ("config", *(flag.rstrip("!") for flag in command.flags)):
         lines.append(f"  --{flag}  {values[flag].help}{' (required)' if flag in required else ''}")
     lines += ["", "Config fields and their defaults, set with --config.FIELD=VALUE:", ""]
-    for field, spec, value in configs.fields(Config()):
+    for field, spec, value in fields(Config()):
         allowed = spec.metadata["allowed"]
         allowed = f", {'|'.join(allowed) if isinstance(allowed, tuple) else allowed}" if allowed else ""
         shown = ",".join(value) if isinstance(value, tuple) else "none" if value is None else value
-        lines.append(f"  {f'{field}={shown}':<40} {spec.metadata['help']} ({configs.type_name(spec.type)}{allowed})")
+        lines.append(f"  {f'{field}={shown}':<40} {spec.metadata['help']} ({type_name(spec.type)}{allowed})")
     return "\n".join(lines)
 
 
@@ -260,7 +261,7 @@ def find_command(name: str) -> tuple[str, Command]:
     """Raises InputError when there is no such command."""
     known = [known for known, command in COMMANDS.items() if command.exists]
     if name not in known:
-        raise InputError(f"no command {name!r}{configs.nearest(name, known)}; there are: {', '.join(known)}")
+        raise InputError(f"no command {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
     return name, COMMANDS[name]
 
 

@@ -6,41 +6,20 @@ nearest known one. Configs are immutable: write `dataclasses.replace(base, seed=
 """
 
 import dataclasses
-import difflib
-import functools
 import json
-import math
 import operator
 import pathlib
 import re
 import runpy
 import traceback
-import types
-import typing
 from collections.abc import Iterator
 from typing import Any, Self
 
 from trace_jax.errors import InputError
+from trace_jax.fields import check, field, fields, nearest, parse, read, section
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 ROOT = _PACKAGE.parent  # the checkout, or the folder that the wheel was installed into
-
-
-def field(default: Any, help: str, allowed: str | tuple = "", *, changes: bool = False):
-    """A config field.
-
-    Args:
-      help: one sentence, shown by `trace-jax <command> --help`.
-      allowed: an interval of numbers such as `"(0, 1]"` or `"[1, inf)"`, or a tuple of choices; for a tuple field, of its items.
-      changes: a run may go on with another value, since what is already in the workdir stays right.
-    """
-    metadata = {"help": help, "allowed": allowed, "changes": changes}
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-section = functools.partial(dataclasses.dataclass, frozen=True, kw_only=True)
 
 
 @section()
@@ -275,7 +254,7 @@ class Config:
     def from_json(cls, data: dict[str, Any], source: str) -> Self:
         """The validated config; fields left out keep their defaults. Raises InputError, with `source`, on a wrong key or value."""
         try:
-            return _from_json(cls, data).validate()
+            return read(cls, data).validate()
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
 
@@ -286,7 +265,7 @@ class Config:
           InputError: the first field that is wrong, and how to mend it.
         """
         for name, spec, value in fields(self):
-            _check(name, spec, value)
+            check(name, spec, value)
         for ok, name, why in self._rules():
             if not ok:
                 raise InputError(f"config field {name!r}: {operator.attrgetter(name)(self)} {why}")
@@ -344,39 +323,14 @@ def override(config: Config, overrides: list[tuple[str, str]]) -> Config:
       InputError: an unknown field, or text that is not of its type.
     """
     for name, text in overrides:
-        config = _replace(config, name, lambda name, spec, text=text: _parse(name, text, spec.type))
+        config = _replace(config, name, lambda name, spec, text=text: parse(name, text, spec.type))
     return config
-
-
-def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:
-    """Each leaf as (dotted name, field, value), in the order of declaration."""
-    for spec in dataclasses.fields(config):
-        value = getattr(config, spec.name)
-        if dataclasses.is_dataclass(spec.type):
-            yield from fields(value, f"{prefix}{spec.name}.")
-        else:
-            yield prefix + spec.name, spec, value
 
 
 def changed_fields(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     """The fields that differ and may not change while a run goes on, as (name, old value, new value)."""
     pairs = zip(fields(old), fields(new), strict=True)
     return [(name, a, b) for (name, spec, a), (_, _, b) in pairs if a != b and not spec.metadata["changes"]]
-
-
-def type_name(hint: Any) -> str:
-    """`int`, `float or none`, `list of str`: how a type is called in help and errors."""
-    if isinstance(hint, types.UnionType):
-        return " or ".join("none" if part is types.NoneType else type_name(part) for part in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return f"list of {type_name(typing.get_args(hint)[0])}"
-    return {dict: "JSON object"}.get(typing.get_origin(hint), getattr(hint, "__name__", str(hint)))
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """`", did you mean 'rank'?"`, or nothing when no known word is near."""
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f", did you mean {match[0]!r}?" if match else ""
 
 
 def _run(path: pathlib.Path) -> Config:
@@ -416,71 +370,3 @@ def _replace(config: Any, name: str, value: Any, prefix: str = "") -> Any:
         raise InputError(f"unknown config key {prefix + name!r}: {prefix + key!r} is a field, not a section")
     new = _replace(getattr(config, key), rest, value, f"{prefix}{key}.") if is_section else value(prefix + key, spec)
     return dataclasses.replace(config, **{key: new})
-
-
-def _parse(name: str, text: str, hint: Any) -> Any:
-    def wrong(example: str):
-        raise InputError(f"--config.{name}={text}: expected {type_name(hint)}, such as {example}")
-
-    if isinstance(hint, types.UnionType):
-        if text.lower() == "none":
-            return None
-        return _parse(name, text, next(part for part in typing.get_args(hint) if part is not types.NoneType))
-    if typing.get_origin(hint) is tuple:
-        return tuple(_parse(name, part.strip(), typing.get_args(hint)[0]) for part in text.strip("()[],").split(",") if part.strip())
-    if typing.get_origin(hint) is dict:
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = None
-        return value if isinstance(value, dict) else wrong("'{\"knob\": 1}'")
-    if hint is bool:
-        value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
-        return wrong("true") if value is None else value
-    if hint is str:
-        return text
-    try:
-        return hint(text)
-    except ValueError:
-        wrong("3" if hint is int else "0.5")
-
-
-def _from_json(kind: type, data: Any, prefix: str = "") -> Any:
-    if not isinstance(data, dict):
-        raise InputError(f"config key {prefix[:-1]!r}: expected a JSON object, found {data!r}")
-    specs = {spec.name: spec for spec in dataclasses.fields(kind)}
-    values = {}
-    for key, value in data.items():
-        if key not in specs:
-            raise InputError(f"unknown config key {prefix + key!r}{nearest(key, list(specs))}")
-        hint = specs[key].type
-        if dataclasses.is_dataclass(hint):
-            value = _from_json(hint, value, f"{prefix}{key}.")
-        # JSON has no tuples
-        values[key] = tuple(value) if isinstance(value, list) and typing.get_origin(hint) is tuple else value
-    return kind(**values)
-
-
-def _check(name: str, spec: dataclasses.Field, value: Any) -> None:
-    hint, allowed = spec.type, spec.metadata["allowed"]
-    if isinstance(hint, types.UnionType):
-        if value is None:
-            return
-        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
-    items = value if typing.get_origin(hint) is tuple and isinstance(value, tuple) else (value,)
-    kind = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else typing.get_origin(hint) or hint
-    for item in items:
-        # bool is an int to Python, not to a config; an int is a float to both
-        if not isinstance(item, (int, float) if kind is float else kind) or (isinstance(item, bool) and kind is not bool):
-            raise InputError(f"config field {name!r}: expected {type_name(spec.type)}, found {value!r}")
-        if isinstance(allowed, tuple) and item not in allowed:
-            raise InputError(f"config field {name!r}: {item!r} is not one of {', '.join(allowed)}{nearest(str(item), list(allowed))}")
-        if isinstance(allowed, str) and allowed and not _inside(item, allowed):
-            raise InputError(f"config field {name!r}: {item} is outside {allowed}")
-
-
-def _inside(value: float, interval: str) -> bool:
-    low, high = (float(part) for part in interval[1:-1].split(","))
-    above = value >= low if interval[0] == "[" else value > low
-    below = value <= high if interval[-1] == "]" else value < high
-    return math.isfinite(value) and above and below

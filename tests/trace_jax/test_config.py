@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from trace_jax import cli
 from trace_jax import config as configs
-from trace_jax.config import Config, ModelSection, RolloutSection, TrainSection, changed_fields, fields, load_config, override
+from trace_jax.config import Config, ModelSection, RolloutSection, TrainSection, changed_fields, load_config, override
 from trace_jax.errors import InputError
+from trace_jax.fields import fields
 
 
 def test_the_quickstart_has_the_values_of_its_experiment():
