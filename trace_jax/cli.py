@@ -357,7 +357,8 @@ def _crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
         place = f" ({workdir.root})" if workdir else ""
         return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
     log = _log_traceback(workdir, argv)
-    return _complain(f"{type(error).__name__}: {error}; traceback in {log}", 1)
+    first = "; if another process of the run ended before, it says why" if workdir and workdir.processes.count > 1 else ""
+    return _complain(f"{type(error).__name__}: {error}; traceback in {log}{first}", 1)
 
 
 def _reader_left() -> bool:
