@@ -62,7 +62,7 @@ def test_a_killer_becomes_a_fault_and_the_others_never_notice(kind, make_package
     honest = make_package()
     killer = make_package(('return "ok"', code), gate=False, name="killer")
     packages = [honest, honest, killer, honest, honest]
-    with Pool(1, deadline_s=0.7) as pool:
+    with Pool(1, deadline_s=3.0) as pool:  # a busy machine may take seconds over an innocent reply
         expected, _ = play(pool, [honest] * 5, range(5))
         found, episodes = play(pool, packages, range(5))
         for step in range(5):
