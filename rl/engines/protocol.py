@@ -17,8 +17,25 @@ from model import AdapterBank, Gate
 Finish = Literal["stop", "length", "context"]
 
 
+FaultKind = Literal["timeout", "lost", "server", "garbage", "aborted", "version"]
+
+
 class EngineError(ValueError):
     """A policy or request that an engine cannot serve; the message names the field and the fix."""
+
+
+class EngineFault(Exception):
+    """A request that an engine accepted and then failed, whatever it tried; nothing of it may be trained on.
+
+    Attributes:
+      session: whose request it was.
+      kind: "timeout" past its deadline, "lost" the server is gone, "server" it answered with an error, "garbage" its answer cannot be read,
+        "aborted" it was cut short, "version" its tokens are of other weights than the policy's, or of several.
+    """
+
+    def __init__(self, session: str, kind: FaultKind, message: str):
+        super().__init__(message)
+        self.session, self.kind = session, kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +67,8 @@ class Request:
       temperature: 0 takes the likeliest token.
       key: (run seed, task seed, rollout); with a token's position in the context it decides the token's random bits.
       stop: ids that end the turn; the one that did is part of the completion.
+      top_k, top_p: only the k likeliest tokens (0: all), of these as many of the likeliest as it takes to reach the probability p. For
+        serving: what is trained on is sampled from the whole law.
     """
 
     session: str
@@ -59,13 +78,18 @@ class Request:
     temperature: float
     key: tuple[int, int, int]
     stop: tuple[int, ...] = ()
+    top_k: int = 0
+    top_p: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """The sampled tokens and their log-probs, both [n]: log softmax(logits / temperature), at temperature 0 that of the logits.
+    """The sampled tokens and their log-probs, both [n]: those of the law they were drawn from, at temperature 0 of softmax(logits).
 
-    `finish`: "stop" after a stop id, "length" after max_tokens, "context" when the context is full.
+    Attributes:
+      finish: "stop" after a stop id, "length" after max_tokens, "context" when the context is full.
+      experts: int16 [len(request.tokens) + n, L', k], the experts that each of the L' sparse layers chose for each token of the context, -1
+        where nobody knows (the last token has not been through the model); None from engines that do not tell.
     """
 
     session: str
@@ -73,12 +97,14 @@ class Completion:
     logprobs: np.ndarray
     finish: Finish
     version: int
+    experts: np.ndarray | None = None
 
 
 class Engine(Protocol):
     """Samples many sessions at once.
 
-    `lanes` sessions decode side by side, further ones wait their turn. `context` is the longest context in tokens.
+    `lanes` sessions decode side by side, further ones wait their turn. `context` is the longest context in tokens. One thread at a time
+    calls it.
     """
 
     lanes: int
@@ -98,11 +124,18 @@ class Engine(Protocol):
           EngineError: no such policy, the session's tokens are not extended, or another request of it is running.
         """
 
-    def poll(self) -> list[Completion]:
-        """Works for a while and gives what was finished; empty when nothing is queued or nothing finished yet."""
+    def poll(self) -> list[Completion | EngineFault]:
+        """Works, or waits, for a moment and gives what was finished or failed; empty when nothing is queued or nothing finished yet."""
 
     def release(self, session: str) -> None:
         """Ends a session, cancelling its request if one is running; an unknown session is no error."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """The completions of one-shot requests, in order; their sessions are released."""
+        """The completions of one-shot requests, in order; their sessions are released.
+
+        Raises:
+          EngineFault: one of them failed.
+        """
+
+    def close(self) -> None:
+        """Gives up what the engine holds outside this process; without effect the second time."""

@@ -176,6 +176,9 @@ class JaxEngine:
                 self.release(name)
         return [found[name] for name in names]
 
+    def close(self) -> None:
+        """Nothing is outside this process."""
+
     # --- the mesh
 
     def _empty_cache(self, dtype: jnp.dtype) -> Cache:
