@@ -1,8 +1,8 @@
 """`SGLangEngine`: rollouts from SGLang servers over HTTP.
 
-A thread of its own runs an event loop with all requests in flight (`fleet`); the engine hands requests in and takes results out. A policy is
-the base or one adapter, which is written to a folder that the servers can read, loaded on all of them under a name that is used once, and
-asked for log-probs before the first request may name it.
+A thread of its own runs an event loop with all requests in flight (`fleet`); the engine hands requests in and takes results out. A policy
+is the base or one adapter, which is written to a folder that the servers can read, loaded on all of them under a name that is used once,
+and asked for log-probs before the first request may name it.
 
 Tokens do not follow from a request's key as they do in `JaxEngine`, unless the servers run with --enable-deterministic-inference.
 """

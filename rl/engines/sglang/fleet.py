@@ -1,8 +1,9 @@
 """All servers together: which is up and has which adapters, and a request's way through them until it is sampled or given up.
 
-Everything here runs on one event loop. A server that fails is out at once; a watch of its own asks it again, with growing pauses, checks that
-it still is what it was, and gives it the adapters that are in use before any request goes there. An adapter that was replaced is unloaded when
-its last request has ended, never before: unloading waits for the requests that run, and a later one would load the old files again.
+Everything here runs on one event loop. A server that fails is out at once; a watch of its own asks it again, with growing pauses, checks
+that it still is what it was, and gives it the adapters that are in use before any request goes there. An adapter that was replaced is
+unloaded when its last request has ended, never before: unloading waits for the requests that run, and a later one would load the old files
+again.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class Fleet:
     """See the module.
 
     Args:
-      probe: [T] tokens whose log-probs tell weights apart; `base` [T - 1] are those of our own model, if there is one to ask, and `tolerance`
-        their largest mean difference.
+      probe: [T] tokens whose log-probs tell weights apart; `base` [T - 1] are those of our own model, if there is one to ask, and
+        `tolerance` their largest mean difference.
       broken: told of an exception that is none of a server's doing.
     """
 
@@ -389,7 +390,13 @@ class Fleet:
         rid = uuid.uuid4().hex  # of one length: a server aborts all requests whose ids begin with the one named
         name, down = session.weights.name, replica.down
         body = generate_body(
-            session.request, tokens, count, name, rid, seeded=replica.info.seeded, experts=self._experts and replica.info.experts is not False
+            session.request,
+            tokens,
+            count,
+            name,
+            rid,
+            seeded=replica.info.seeded,
+            experts=self._experts and replica.info.experts is not False,
         )
         asked = asyncio.create_task(replica.ask("POST", "/generate", body, timeout=deadline - time.monotonic()))
         replica.running += 1

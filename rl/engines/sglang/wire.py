@@ -116,7 +116,9 @@ def read_generated(reply: Any, prompt: int, asked: int, vocabulary: int) -> Repl
     version = spans.pop() if spans else meta.get("weight_version")
     cached = meta.get("cached_tokens")
     experts = _read_experts(meta.get("routed_experts"), prompt + n - 1)
-    return Reply(tokens, logprobs, kind == "stop", experts, cached if isinstance(cached, int) else 0, None if version is None else str(version))
+    return Reply(
+        tokens, logprobs, kind == "stop", experts, cached if isinstance(cached, int) else 0, None if version is None else str(version)
+    )
 
 
 def read_scores(reply: Any, tokens: list[int], vocabulary: int) -> np.ndarray:
