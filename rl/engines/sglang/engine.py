@@ -10,10 +10,12 @@ Tokens do not follow from a request's key as they do in `JaxEngine`, unless the 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import queue
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,14 +96,20 @@ class SGLangEngine:
             raise EngineError(f"{len(urls)} servers, lanes = {lanes}, context = {context}: must be at least 1, 1 and 2")
         if experts and not any(kind.sparse for kind in config.kinds()):
             raise EngineError("experts = True: the model has none")
+        for url in urls:
+            parts = urllib.parse.urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+                shown = f"{parts.scheme}://{parts.hostname}"
+                raise EngineError(f"server {shown}: an address is http://host:port; credentials are given as api_key")
         self.lanes, self.context = lanes, context
         self._config, self._folder, self._reference = config, Path(folder).resolve(), reference
         self._folder.mkdir(parents=True, exist_ok=True)
         self._policies: dict[str, tuple[Policy, Weights]] = {}
         self._sessions: dict[str, Session] = {}
-        self._results: queue.SimpleQueue[tuple[Session, Completion | EngineFault] | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Session, Completion | EngineFault]] = queue.SimpleQueue()
         self._sync_seconds = 0.0
         self._closed = False
+        self._error: BaseException | None = None
         # the same for all engines of a vocabulary, and no token more likely than others
         probe = np.random.default_rng(0).integers(0, config.vocab_size, min(_PROBE, context - 1)).astype(np.int32)
         self._probe, base = probe, reference and reference(None, probe)
@@ -112,9 +120,8 @@ class SGLangEngine:
 
         async def make() -> Fleet:
             headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-            return Fleet(
-                urls, headers, config, lanes, context, limits or Limits(), experts, probe.tolist(), base, tolerance, self._results.put
-            )
+            limited = limits or Limits()
+            return Fleet(urls, headers, config, lanes, context, limited, experts, probe.tolist(), base, tolerance, self._break)
 
         self._fleet = self._run(make())
         try:
@@ -158,14 +165,13 @@ class SGLangEngine:
 
     def poll(self) -> list[Completion | EngineFault]:
         out = []
+        self._check_thread()
         wait = any(session.busy for session in self._sessions.values())
         while True:
             try:
                 result = self._results.get(timeout=_MOMENT) if wait else self._results.get_nowait()
             except queue.Empty:
                 return out
-            if isinstance(result, BaseException):
-                raise RuntimeError("the thread of requests failed") from result
             session, found = result
             if self._sessions.get(found.session) is not session:  # released since
                 continue
@@ -221,9 +227,19 @@ class SGLangEngine:
         """The result of work on the loop; an interrupt of this thread cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            while not concurrent.futures.wait([future], timeout=1.0).done:
+                self._check_thread()
             return future.result()
         finally:
             future.cancel()
+
+    def _break(self, error: BaseException) -> None:
+        self._error = error
+
+    def _check_thread(self) -> None:
+        """What failed on the loop and is no server's doing is raised here, where somebody sees it."""
+        if self._error is not None:
+            raise RuntimeError("the thread of requests failed") from self._error
 
     def _check_request(self, request: Request) -> tuple[Weights, Session | None]:
         def fail(why: str):

@@ -209,18 +209,27 @@ class Fleet:
                 if not isinstance(there, dict) or adapter.name not in there:
                     raise Failure("garbage", f"/load_lora_adapter did not load {adapter.name}: {str(reply)[:300]}")
             try:
-                scores = await self._score(replica, adapter.name)
-            except Failure as failure:
-                weights.deaths += failure.kind == "lost"
-                if weights.deaths > len(self.replicas):
-                    message = f"servers end at their first request under adapter {adapter.name}: {failure}"
-                    raise Failure("lost", message, again=False) from None
+                await self._try_out(replica, weights)
+            except Failure:
+                await self._unload_from(replica, adapter.name, self._limits.load)
                 raise
-            if not adapter.idle and np.array_equal(scores, replica.base):
-                message = f"adapter {adapter.name} changes no log-prob: the server samples the base and says nothing"
-                raise Failure("version", message, again=False)
-            self._compare(scores, weights.expected, f"adapter {adapter.name}")
             replica.loaded.add(adapter.name)
+
+    async def _try_out(self, replica: Replica, weights: Weights) -> None:
+        """A first request under an adapter: that the server survives it, that it is not the base, that it is ours."""
+        adapter = weights.adapter
+        try:
+            scores = await self._score(replica, adapter.name)
+        except Failure as failure:
+            weights.deaths += failure.kind == "lost"
+            if weights.deaths > len(self.replicas):
+                message = f"servers end at their first request under adapter {adapter.name}: {failure}"
+                raise Failure("lost", message, again=False) from None
+            raise
+        if not adapter.idle and np.array_equal(scores, replica.base):
+            message = f"adapter {adapter.name} changes no log-prob: the server samples the base and says nothing"
+            raise Failure("version", message, again=False)
+        self._compare(scores, weights.expected, f"adapter {adapter.name}")
 
     async def _score(self, replica: Replica, name: str | None) -> np.ndarray:
         body = scoring_body(self._probe, name, uuid.uuid4().hex)
@@ -359,14 +368,8 @@ class Fleet:
                     logprobs=np.array(logprobs, np.float32),
                     finish=finish,
                     version=session.weights.version,
-                    experts=None if experts is None else self._sparse(experts),
+                    experts=experts,
                 )
-
-    def _sparse(self, rows: np.ndarray) -> np.ndarray:
-        """[T, L * k] of all layers -> int16 [T + 1, L', k] of the sparse ones, -1 for the last token."""
-        found = rows.reshape(len(rows), self._config.num_hidden_layers, -1)
-        sparse = [i for i, kind in enumerate(self._config.kinds()) if kind.sparse]
-        return np.pad(found[:, sparse].astype(np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
 
     async def _choose(self, session: Session, deadline: float) -> Replica:
         """The session's server, or the one that its group prefers (the rollouts of a task share their prompt), unless that has too much."""
@@ -405,7 +408,7 @@ class Fleet:
             await asyncio.wait({asked, down}, return_when=asyncio.FIRST_COMPLETED)
             if not asked.done():
                 raise Failure("timeout" if replica.failure.kind == "timeout" else "lost", f"given up: {replica.failure}")
-            reply = read_generated(asked.result(), len(tokens), count, self._config.vocab_size)
+            reply = read_generated(asked.result(), len(tokens), count, self._config)
             if reply.weights is not None and replica.weights is not None and reply.weights != replica.weights:
                 raise Failure("version", f"its weights are {reply.weights!r} and were {replica.weights!r}")
             stop = False

@@ -1,7 +1,6 @@
 """One server: how it is asked, what it says it is, and whether that is what the engine needs.
 
-Whatever goes wrong is a `Failure` of a kind; nothing else leaves `ask`. No header, and no part of a URL that could be a password, gets into
-a message.
+Whatever goes wrong is a `Failure` of a kind; nothing else leaves `ask`. No header gets into a message.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class Replica:
     """A server as the engine sees it.
 
     Attributes:
-      name: its address without user and password, for messages.
+      name: its address.
       ready: whether requests may go there. `down` is a future that is done when requests that run there are to be given up.
       failure: why it was last not ready.
       loaded: names of the adapters it has.
@@ -106,9 +105,7 @@ class Replica:
     """
 
     def __init__(self, url: str, http: aiohttp.ClientSession):
-        self._url, self._http = url.rstrip("/"), http
-        scheme, _, rest = self._url.rpartition("://")
-        self.name = f"{scheme or 'http'}://{rest.rpartition('@')[2]}"
+        self.name, self._http = url.rstrip("/"), http
         self.ready, self.running = False, 0
         self.down: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.wake = asyncio.Event()
@@ -128,7 +125,7 @@ class Replica:
         """
         answered = False
         try:
-            async with asyncio.timeout(max(timeout, 0.001)), self._http.request(method, self._url + path, json=body) as reply:
+            async with asyncio.timeout(max(timeout, 0.001)), self._http.request(method, self.name + path, json=body) as reply:
                 answered = True
                 data = bytearray()
                 async for piece in reply.content.iter_chunked(2**16):
@@ -142,7 +139,7 @@ class Replica:
         except aiohttp.ClientResponseError as error:  # not HTTP
             raise Failure("garbage", f"{path}: {error.message}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Failure("lost", f"{path}: {type(error).__name__}: {error}".replace(self._url, self.name)) from None
+            raise Failure("lost", f"{path}: {type(error).__name__}: {error}") from None
         if reply.status >= 400:
             again = reply.status >= 500 or reply.status in (408, 429)
             text = data.decode("utf-8", "replace").strip()[:1000]

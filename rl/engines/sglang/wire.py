@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from model import Config
 from rl.engines.protocol import FaultKind, Request
 
 _ROUNDING = 1e-4  # a log-prob this far above 0 is a probability of one
@@ -37,7 +38,7 @@ class Reply:
     """Sampled tokens [n] with their log-probs; `stopped`: by an end of turn, else by the number of tokens asked for.
 
     Attributes:
-      experts: [len(prompt) + n - 1, L, k] as the server gives them, a row for each layer, or None.
+      experts: int16 [len(prompt) + n, L', k], as in `Completion`, or None.
       cached: tokens of the prompt that the server did not compute again.
       weights: the server's name for the weights that sampled, if it tells.
     """
@@ -89,7 +90,7 @@ def sampling_seed(key: tuple[int, int, int]) -> int:
     return int.from_bytes(hashlib.sha256(repr(tuple(map(int, key))).encode()).digest()[:4], "big") >> 1
 
 
-def read_generated(reply: Any, prompt: int, asked: int, vocabulary: int) -> Reply:
+def read_generated(reply: Any, prompt: int, asked: int, config: Config) -> Reply:
     """What a reply to `generate_body` holds.
 
     Raises:
@@ -108,17 +109,16 @@ def read_generated(reply: Any, prompt: int, asked: int, vocabulary: int) -> Repl
         raise Failure("garbage", f"{n} tokens with {len(pairs)} log-probs where up to {asked} were asked for")
     if _field(meta, "prompt_tokens", int) != prompt:
         raise Failure("garbage", f"a prompt of {meta['prompt_tokens']} tokens where {prompt} were sent")
-    tokens, logprobs = _pairs(pairs[-n:], vocabulary)
+    tokens, logprobs = _pairs(pairs[-n:], config.vocab_size)
     if kind not in ("stop", "length"):
         raise Failure("garbage", f"finish reason {kind!r}")
     if kind == "length" and n < asked:
         raise Failure("server", f"{n} of {asked} tokens and then no room: raise --context-length or --max-total-tokens", again=False)
     version = spans.pop() if spans else meta.get("weight_version")
     cached = meta.get("cached_tokens")
-    experts = _read_experts(meta.get("routed_experts"), prompt + n - 1)
-    return Reply(
-        tokens, logprobs, kind == "stop", experts, cached if isinstance(cached, int) else 0, None if version is None else str(version)
-    )
+    experts = _read_experts(meta.get("routed_experts"), prompt + n, config)
+    cached, version = cached if isinstance(cached, int) else 0, None if version is None else str(version)
+    return Reply(tokens, logprobs, kind == "stop", experts, cached, version)
 
 
 def read_scores(reply: Any, tokens: list[int], vocabulary: int) -> np.ndarray:
@@ -162,14 +162,16 @@ def _pairs(entries: list, vocabulary: int) -> tuple[list[int], list[float]]:
     return tokens, logprobs
 
 
-def _read_experts(encoded: Any, rows: int) -> np.ndarray | None:
-    """[rows, L * k] from base64 of int32, the rows in the order of the context."""
+def _read_experts(encoded: Any, tokens: int, config: Config) -> np.ndarray | None:
+    """From base64 of int32 [T - 1, L, k], all layers and all tokens but the last, to int16 [T, L', k] of the sparse layers."""
     if encoded is None:
         return None
+    shape = (tokens - 1, config.num_hidden_layers, config.num_experts_per_tok)
     try:
-        values = np.frombuffer(base64.b64decode(encoded, validate=True), np.int32)
+        rows = np.frombuffer(base64.b64decode(encoded, validate=True), np.int32).reshape(shape)
     except (binascii.Error, TypeError, ValueError) as error:
-        raise Failure("garbage", f"routed_experts cannot be read: {error}") from None
-    if rows == 0 or values.size % rows:
-        raise Failure("garbage", f"routed_experts has {values.size} numbers, which are no {rows} rows")
-    return values.reshape(rows, -1)
+        raise Failure("garbage", f"routed_experts are no int32 {shape}: {error}") from None
+    rows = rows[:, [kind.sparse for kind in config.kinds()]]
+    if rows.size and not (-1 <= rows.min() and rows.max() < config.num_experts):
+        raise Failure("garbage", f"routed_experts has numbers from {rows.min()} to {rows.max()} of {config.num_experts} experts")
+    return np.pad(rows.astype(np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
