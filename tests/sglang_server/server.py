@@ -101,7 +101,7 @@ def serve(
     Raises `RuntimeError` with the end of the log if the server ends or does not answer in time.
     """
     python = python or sglang_python()
-    with _one_at_a_time(), contextlib.ExitStack() as stack:
+    with one_at_a_time(), contextlib.ExitStack() as stack:
         port = _free_port()
         if log is None:
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "sglang.log"
@@ -137,7 +137,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(patience: float = 1800) -> Iterator[None]:
+def one_at_a_time(patience: float = 1800) -> Iterator[None]:
     """Other processes wait; a second server of this one does not."""
     global _servers_of_this_process
     with open(_LOCK, "a") as file:
