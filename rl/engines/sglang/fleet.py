@@ -27,6 +27,7 @@ from rl.engines.sglang.replica import Replica
 from rl.engines.sglang.wire import Failure, Reply, generate_body, read_generated, read_scores, scoring_body
 
 FAULTS = ("timeout", "lost", "server", "garbage", "aborted", "version")
+_GOODBYE = 2.0  # seconds for telling servers to stop requests, at the end
 _UNEVEN = 1.25  # a server may have this much more than its share of the requests before one that prefers it goes elsewhere
 
 
@@ -124,6 +125,8 @@ class Fleet:
         self._in_use: dict[str, Weights] = {}  # by the adapter's name
         self._changed = asyncio.Event()
         self._background: set[asyncio.Task] = set()
+        self._watches: set[asyncio.Task] = set()
+        self._requests: set[asyncio.Task] = set()
         self.counts = dict.fromkeys(("sampled", "prompt", "cached", "retries", "outages", *(f"faults_{kind}" for kind in FAULTS)), 0)
 
     async def start(self) -> None:
@@ -132,8 +135,7 @@ class Fleet:
         Raises:
           EngineError: none answers, or one that does cannot be used.
         """
-        for replica in self.replicas:
-            self._spawn(self._watch(replica))
+        self._watches = {self._spawn(self._watch(replica)) for replica in self.replicas}
         await self._some_ready(self._limits.outage)
         # the others may be as quick
         with contextlib.suppress(TimeoutError):
@@ -145,16 +147,22 @@ class Fleet:
 
     async def close(self, patience: float) -> None:
         """Ends all requests, and unloads the adapters where servers answer in time."""
-        while self._background:  # a request that is cancelled leaves a message to its server behind
-            tasks = set(self._background)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        await self._end(self._requests)
+        if said := self._background - self._watches:  # what cancelled requests tell their servers
+            await asyncio.wait(said, timeout=_GOODBYE)
+        await self._end(self._background)
         have = [(r, name) for r in self.replicas if r.ready for name in r.loaded]
         await asyncio.gather(*(self._unload_from(r, name, patience) for r, name in have))
         for weights in self._in_use.values():
             weights.adapter.remove()
         await self._http.close()
+
+    @staticmethod
+    async def _end(tasks: set[asyncio.Task]) -> None:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(set(tasks))
 
     # --- adapters
 
@@ -189,7 +197,7 @@ class Fleet:
             self._lose(replica, failure)
 
     async def _install(self, replica: Replica, weights: Weights) -> None:
-        """Loads an adapter and shows that requests run under it; failures of the second kind are not worth another attempt."""
+        """Loads an adapter, if it is not there, and shows that requests run under it."""
         adapter = weights.adapter
         if problems := replica.info.adapter_problems(adapter):
             raise Failure("server", "; ".join(problems), again=False)
@@ -210,8 +218,9 @@ class Fleet:
                     raise Failure("garbage", f"/load_lora_adapter did not load {adapter.name}: {str(reply)[:300]}")
             try:
                 await self._try_out(replica, weights)
-            except Failure:
-                await self._unload_from(replica, adapter.name, self._limits.load)
+            except Failure as failure:
+                if failure.kind not in ("lost", "timeout"):
+                    await self._unload_from(replica, adapter.name, self._limits.load)
                 raise
             replica.loaded.add(adapter.name)
 
@@ -376,6 +385,8 @@ class Fleet:
         end = min(deadline, time.monotonic() + self._limits.outage)
         while not (ready := [r for r in self.replicas if r.ready and session.weights.name in {None, *r.loaded}]):
             try:
+                if not any(r.ready or r.failure.again for r in self.replicas):
+                    raise TimeoutError
                 async with asyncio.timeout(end - time.monotonic()):
                     await self._changed.wait()
             except TimeoutError:
@@ -392,15 +403,7 @@ class Fleet:
         """One attempt at one server. A server that fails is out; one that may still be at work is told to stop."""
         rid = uuid.uuid4().hex  # of one length: a server aborts all requests whose ids begin with the one named
         name, down = session.weights.name, replica.down
-        body = generate_body(
-            session.request,
-            tokens,
-            count,
-            name,
-            rid,
-            seeded=replica.info.seeded,
-            experts=self._experts and replica.info.experts is not False,
-        )
+        body = generate_body(session.request, tokens, count, name, rid, seeded=replica.info.seeded, experts=self._experts)
         asked = asyncio.create_task(replica.ask("POST", "/generate", body, timeout=deadline - time.monotonic()))
         replica.running += 1
         stop = True
@@ -443,13 +446,15 @@ class Fleet:
         async def work() -> None:
             finished(session, await self.serve(session))
 
-        def ended(_: asyncio.Task[None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            self._requests.discard(task)
             weights.uses -= 1
             if weights.retired:
                 self.retire(weights)
 
         weights.uses += 1
         session.task = self._spawn(work())
+        self._requests.add(session.task)
         session.task.add_done_callback(ended)
 
     def cancel(self, session: Session) -> None:

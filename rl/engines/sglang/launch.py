@@ -25,6 +25,7 @@ from rl.engines.sglang import keeper
 from rl.engines.sglang.replica import MARGIN
 
 _HANGS = 120.0  # seconds without an answer after which a server that once answered is killed
+_ASK = 10.0  # seconds between questions to a server that answers; each costs it a token
 _HOPELESS = 5  # starts in a row that gave no server that answers
 _TAIL = 3000  # characters of a log in a message
 
@@ -188,9 +189,9 @@ class Servers:
         while not self._over.wait(1.0):
             for server in self._servers:
                 gone = server.process.poll() is not None
-                if not gone:
+                silent = time.monotonic() - server.heard
+                if not gone and (silent > _ASK or not server.healthy):
                     server.check(timeout=5.0)
-                    silent = time.monotonic() - server.heard
                     gone = silent > (_HANGS if server.healthy else self._deadline)
                 if gone and not self._over.is_set() and server.starts < _HOPELESS:
                     server.end()

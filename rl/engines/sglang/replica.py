@@ -125,7 +125,10 @@ class Replica:
         """
         answered = False
         try:
-            async with asyncio.timeout(max(timeout, 0.001)), self._http.request(method, self.name + path, json=body) as reply:
+            async with (
+                asyncio.timeout(max(timeout, 0.001)),
+                self._http.request(method, self.name + path, json=body, allow_redirects=False) as reply,
+            ):
                 answered = True
                 data = bytearray()
                 async for piece in reply.content.iter_chunked(2**16):
