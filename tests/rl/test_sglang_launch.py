@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import urllib.request
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl.engines.protocol import EngineError
-from rl.engines.sglang import ServerSettings, start_servers
+from rl.engines.sglang import ServerSettings, keeper, start_servers
 from rl.engines.sglang.launch import server_command
 from tests.model import tiny
 
@@ -76,24 +75,16 @@ def test_servers_are_started_started_anew_and_ended_with_their_children(tmp_path
     servers.close()
 
 
-def test_servers_end_with_a_process_that_is_killed(tmp_path, program):
-    script = f"""
-        import time
-        from rl.engines.sglang import ServerSettings, start_servers
-        from tests.model import tiny
-        settings = ServerSettings(context=100, lanes=4, device="cpu")
-        servers = start_servers("m", tiny.CONFIG, settings, logs="logs", python={program!r})
-        print("up", flush=True)
-        time.sleep(100)
-    """
-    repository = Path(__file__).parents[2]
-    owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(repository)}
+def test_a_server_ends_with_its_owner_that_is_killed(tmp_path, program):
+    command = [sys.executable, "-I", keeper.__file__, *program, "--port", "0", "--model-path", "m"]
+    script = (
+        f"import subprocess, time; server = subprocess.Popen({command!r}, stdin=subprocess.PIPE, start_new_session=True); time.sleep(100)"
     )
-    assert owner.stdout.readline() == b"up\n"
+    owner = subprocess.Popen([sys.executable, "-S", "-c", script])
+    until(lambda: len(pids(tmp_path)) == 2)
+    assert all(map(alive, pids(tmp_path)))
     owner.kill()
     owner.wait()
-    owner.stdout.close()
     until(lambda: not any(map(alive, pids(tmp_path))))
 
 
