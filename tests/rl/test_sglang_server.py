@@ -1,10 +1,12 @@
 """`SGLangEngine` with a real SGLang server on this machine's CPU."""
 
+import dataclasses
 import os
 import signal
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +22,11 @@ from trace_jax.quickstart.tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.sglang
 LIMITS = Limits(request=240.0, liveness=10.0, outage=240.0)
+
+
+def start(folder, config, logs, **settings):
+    settings = ServerSettings(context=CONTEXT, lanes=8, device="cpu", dtype="float32", environment=environment(), **settings)
+    return start_servers(folder, config, settings, logs=logs, python=str(sglang_python()), deadline=300, progress=print)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +46,7 @@ def net(folder):
 
 @pytest.fixture(scope="module")
 def servers(net, folder, tmp_path_factory):
-    settings = ServerSettings(context=CONTEXT, lanes=8, rank=8, device="cpu", dtype="float32", environment=environment())
-    logs = tmp_path_factory.mktemp("logs")
-    with (
-        one_at_a_time(),
-        start_servers(folder, net.config, settings, logs=logs, python=str(sglang_python()), deadline=300, progress=print) as servers,
-    ):
+    with one_at_a_time(), start(folder, net.config, tmp_path_factory.mktemp("logs"), rank=8) as servers:
         yield servers
 
 
@@ -128,3 +130,26 @@ def test_a_server_that_is_killed_or_stopped_comes_back_with_its_adapters(net, co
         check(net, policy, asked[name], c, 1e-4)
         connected.release(name)
     assert connected.metrics["retries"] > 0
+
+
+@pytest.mark.slow
+def test_the_experts_of_each_token_are_those_that_our_model_takes(folder, tmp_path):
+    save_tokenizer(tmp_path)
+    config = dataclasses.replace(
+        tiny.CONFIGS["qwen3_moe"], vocab_size=len(Chat(folder).tokenizer), moe_intermediate_size=32, mlp_only_layers=(1,)
+    )
+    net = tiny.model(config=config)
+    save_pretrained(net, tmp_path)
+    with one_at_a_time():
+        servers = start(tmp_path, config, tmp_path, experts=True)
+        with SGLangEngine(servers, config=config, folder=tmp_path / "adapters", context=CONTEXT, experts=True, limits=LIMITS) as engine:
+            engine.load(Policy("base", 1))
+            prompt = draw(config.vocab_size, 1, 20)
+            asked = [request("a", tokens=prompt), request("b", tokens=np.concatenate([prompt[:15], [3]]))]  # its prefix is cached
+            found = [engine.generate([r])[0] for r in asked]
+            assert engine.metrics["cached"] > 0
+    for r, c in zip(asked, found, strict=True):
+        check(net, Policy("base", 1), r, c, 1e-4)
+        whole = np.concatenate([r.tokens, c.tokens])
+        ours = np.sort(np.asarray(tiny.forward(net, jnp.asarray(whole)[None], collect=("experts",)).experts)[0], axis=-1)
+        assert c.experts.shape == ours.shape and (np.sort(c.experts, axis=-1)[:-1] == ours[:-1]).all() and (c.experts[-1] == -1).all()

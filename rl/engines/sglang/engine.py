@@ -28,7 +28,8 @@ from flax import nnx
 from model import AdapterBank, CausalLM, Config
 from rl.engines.protocol import Completion, EngineError, EngineFault, Policy, Request
 from rl.engines.sglang.adapters import pick_adapter, write_adapter
-from rl.engines.sglang.fleet import Fleet, Limits, Session, Weights
+from rl.engines.sglang.dispatch import Dispatcher, Session
+from rl.engines.sglang.fleet import Fleet, Limits, Weights
 from rl.engines.sglang.launch import Servers
 
 _PROBE = 24  # tokens
@@ -118,12 +119,13 @@ class SGLangEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-requests", daemon=True)
         self._thread.start()
 
-        async def make() -> Fleet:
+        async def make() -> tuple[Fleet, Dispatcher]:
             headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
             limited = limits or Limits()
-            return Fleet(urls, headers, config, lanes, context, limited, experts, probe.tolist(), base, tolerance, self._break)
+            fleet = Fleet(urls, headers, config, context, limited, experts, probe.tolist(), base, tolerance, self._break)
+            return fleet, Dispatcher(fleet, lanes)
 
-        self._fleet = self._run(make())
+        self._fleet, self._dispatcher = self._run(make())
         try:
             self._run(self._fleet.start())
         except BaseException:
@@ -133,7 +135,7 @@ class SGLangEngine:
     @property
     def metrics(self) -> dict[str, float]:
         up = sum(replica.ready for replica in self._fleet.replicas)
-        return {**self._fleet.counts, "servers": up, "sync_seconds": self._sync_seconds}
+        return {**self._dispatcher.counts, "outages": self._fleet.outages, "servers": up, "sync_seconds": self._sync_seconds}
 
     def load(self, policy: Policy) -> None:
         began = time.perf_counter()
@@ -161,7 +163,7 @@ class SGLangEngine:
             nothing = Completion(request.session, np.zeros(0, np.int32), np.zeros(0, np.float32), "context", weights.version)
             self._results.put((session, nothing))
         else:
-            self._loop.call_soon_threadsafe(self._fleet.begin, session, lambda *result: self._results.put(result))
+            self._loop.call_soon_threadsafe(self._dispatcher.begin, session, lambda *result: self._results.put(result))
 
     def poll(self) -> list[Completion | EngineFault]:
         out = []
@@ -183,7 +185,7 @@ class SGLangEngine:
     def release(self, session: str) -> None:
         found = self._sessions.pop(session, None)
         if found is not None and found.busy:
-            self._loop.call_soon_threadsafe(self._fleet.cancel, found)
+            self._loop.call_soon_threadsafe(self._dispatcher.cancel, found)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         names = [request.session for request in requests]
@@ -209,6 +211,7 @@ class SGLangEngine:
             return
         self._closed = True
         try:
+            self._run(self._dispatcher.close())
             self._run(self._fleet.close(_CLOSING))
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)

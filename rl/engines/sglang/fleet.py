@@ -1,4 +1,4 @@
-"""All servers together: which is up and has which adapters, and a request's way through them until it is sampled or given up.
+"""All servers together: which of them are up, and which adapters they have.
 
 Everything here runs on one event loop. A server that fails is out at once; a watch of its own asks it again, with growing pauses, checks
 that it still is what it was, and gives it the adapters that are in use before any request goes there. An adapter that was replaced is
@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -21,14 +19,12 @@ import aiohttp
 import numpy as np
 
 from model import Config
-from rl.engines.protocol import Completion, EngineError, EngineFault, Request
+from rl.engines.protocol import EngineError
 from rl.engines.sglang.adapters import Adapter
 from rl.engines.sglang.replica import Replica
-from rl.engines.sglang.wire import Failure, Reply, generate_body, read_generated, read_scores, scoring_body
+from rl.engines.sglang.wire import Failure, read_scores, scoring_body
 
-FAULTS = ("timeout", "lost", "server", "garbage", "aborted", "version")
 _GOODBYE = 2.0  # seconds for telling servers to stop requests, at the end
-_UNEVEN = 1.25  # a server may have this much more than its share of the requests before one that prefers it goes elsewhere
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,23 +71,6 @@ class Weights:
         return self.adapter and self.adapter.name
 
 
-@dataclasses.dataclass(eq=False)
-class Session:
-    """A context and its last request. `request`, `weights`, `busy` and `known` (the tokens it has) are the engine's, the rest the loop's.
-
-    Attributes:
-      home: the server that has its context.
-      task: what serves the request.
-    """
-
-    weights: Weights
-    request: Request | None = None
-    busy: bool = False
-    known: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
-    home: Replica | None = None
-    task: asyncio.Task | None = None
-
-
 class Fleet:
     """See the module.
 
@@ -99,6 +78,9 @@ class Fleet:
       probe: [T] tokens whose log-probs tell weights apart; `base` [T - 1] are those of our own model, if there is one to ask, and
         `tolerance` their largest mean difference.
       broken: told of an exception that is none of a server's doing.
+
+    Attributes:
+      changed: set, and replaced, whenever a server is up, or out, or found wanting again.
     """
 
     def __init__(
@@ -106,7 +88,6 @@ class Fleet:
         urls: Sequence[str],
         headers: dict[str, str],
         config: Config,
-        lanes: int,
         context: int,
         limits: Limits,
         experts: bool,
@@ -115,19 +96,17 @@ class Fleet:
         tolerance: float,
         broken: Callable[[BaseException], None],
     ):
-        self._config, self._context, self._limits, self._experts = config, context, limits, experts
+        self.config, self.context, self.limits, self.experts = config, context, limits, experts
         self._probe, self._base, self._tolerance, self._broken = probe, base, tolerance, broken
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), headers=headers, timeout=aiohttp.ClientTimeout(total=None), trust_env=False
         )
         self.replicas = [Replica(url, self._http) for url in urls]
-        self._lanes = asyncio.Semaphore(lanes)
         self._in_use: dict[str, Weights] = {}  # by the adapter's name
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
         self._background: set[asyncio.Task] = set()
         self._watches: set[asyncio.Task] = set()
-        self._requests: set[asyncio.Task] = set()
-        self.counts = dict.fromkeys(("sampled", "prompt", "cached", "retries", "outages", *(f"faults_{kind}" for kind in FAULTS)), 0)
+        self.outages = 0
 
     async def start(self) -> None:
         """Waits for the first server; a server that is not what the engine needs is an error.
@@ -135,34 +114,26 @@ class Fleet:
         Raises:
           EngineError: none answers, or one that does cannot be used.
         """
-        self._watches = {self._spawn(self._watch(replica)) for replica in self.replicas}
-        await self._some_ready(self._limits.outage)
+        self._watches = {self.spawn(self._watch(replica)) for replica in self.replicas}
+        await self._some_ready(self.limits.outage)
         # the others may be as quick
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 while any(r.failure.again and not r.ready for r in self.replicas):
-                    await self._changed.wait()
+                    await self.changed.wait()
         if unusable := [r for r in self.replicas if not r.ready and not r.failure.again]:
-            raise EngineError(self._why(unusable))
+            raise EngineError(self.why(unusable))
 
     async def close(self, patience: float) -> None:
-        """Ends all requests, and unloads the adapters where servers answer in time."""
-        await self._end(self._requests)
+        """Unloads the adapters where servers answer in time; requests must have ended."""
         if said := self._background - self._watches:  # what cancelled requests tell their servers
             await asyncio.wait(said, timeout=_GOODBYE)
-        await self._end(self._background)
+        await end_all(self._background)
         have = [(r, name) for r in self.replicas if r.ready for name in r.loaded]
         await asyncio.gather(*(self._unload_from(r, name, patience) for r, name in have))
         for weights in self._in_use.values():
             weights.adapter.remove()
         await self._http.close()
-
-    @staticmethod
-    async def _end(tasks: set[asyncio.Task]) -> None:
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(set(tasks))
 
     # --- adapters
 
@@ -175,7 +146,7 @@ class Fleet:
         self._in_use[weights.name] = weights
         try:
             while not any(r.ready and weights.name in r.loaded for r in self.replicas):  # one that failed comes back with it
-                await self._some_ready(self._limits.outage)
+                await self._some_ready(self.limits.outage)
                 found = await asyncio.gather(*(self._try_install(r, weights) for r in self.replicas if r.ready), return_exceptions=True)
                 for error in filter(None, found):
                     raise error
@@ -186,7 +157,7 @@ class Fleet:
     def retire(self, weights: Weights) -> None:
         weights.retired = True
         if weights.adapter and not weights.uses:
-            self._spawn(self._unload(weights))
+            self.spawn(self._unload(weights))
 
     async def _try_install(self, replica: Replica, weights: Weights) -> None:
         try:
@@ -194,7 +165,7 @@ class Fleet:
         except Failure as failure:
             if not failure.again:
                 raise EngineError(f"{replica.name}: {failure}") from None
-            self._lose(replica, failure)
+            self.lose(replica, failure)
 
     async def _install(self, replica: Replica, weights: Weights) -> None:
         """Loads an adapter, if it is not there, and shows that requests run under it."""
@@ -206,7 +177,7 @@ class Fleet:
                 return
             body = {"lora_name": adapter.name, "lora_path": str(adapter.folder), "pinned": False}
             try:
-                reply = await replica.ask("POST", "/load_lora_adapter", body, timeout=self._limits.load)
+                reply = await replica.ask("POST", "/load_lora_adapter", body, timeout=self.limits.load)
             except Failure as failure:
                 if failure.status in (404, 405):
                     raise Failure("server", "it loads no adapters while it serves; it can only sample the base", again=False) from None
@@ -220,7 +191,7 @@ class Fleet:
                 await self._try_out(replica, weights)
             except Failure as failure:
                 if failure.kind not in ("lost", "timeout"):
-                    await self._unload_from(replica, adapter.name, self._limits.load)
+                    await self._unload_from(replica, adapter.name, self.limits.load)
                 raise
             replica.loaded.add(adapter.name)
 
@@ -242,8 +213,8 @@ class Fleet:
 
     async def _score(self, replica: Replica, name: str | None) -> np.ndarray:
         body = scoring_body(self._probe, name, uuid.uuid4().hex)
-        reply = await replica.ask("POST", "/generate", body, timeout=self._limits.load)
-        return read_scores(reply, self._probe, self._config.vocab_size)
+        reply = await replica.ask("POST", "/generate", body, timeout=self.limits.load)
+        return read_scores(reply, self._probe, self.config.vocab_size)
 
     def _compare(self, scores: np.ndarray, expected: np.ndarray | None, what: str) -> None:
         if expected is not None and not (distance := float(np.abs(scores - expected).mean())) <= self._tolerance:
@@ -253,8 +224,10 @@ class Fleet:
     async def _unload(self, weights: Weights) -> None:
         del self._in_use[weights.name]
         have = [r for r in self.replicas if weights.name in r.loaded]
-        await asyncio.gather(*(self._unload_from(r, weights.name, self._limits.load) for r in have))
-        weights.adapter.remove()
+        try:
+            await asyncio.gather(*(self._unload_from(r, weights.name, self.limits.load) for r in have))
+        finally:
+            weights.adapter.remove()
 
     async def _unload_from(self, replica: Replica, name: str, timeout: float) -> None:
         with contextlib.suppress(Failure):  # a server that is gone has no adapters; one that comes back is asked again
@@ -263,33 +236,34 @@ class Fleet:
 
     # --- servers
 
-    def _lose(self, replica: Replica, failure: Failure) -> None:
+    def lose(self, replica: Replica, failure: Failure) -> None:
+        """No more requests for a server, until its watch has found it well."""
         replica.failure = failure
         if replica.ready:
             replica.ready = False
-            self.counts["outages"] += 1
+            self.outages += 1
             replica.wake.set()
             self._notify()
 
     async def _watch(self, replica: Replica) -> None:
         """Asks a server that is up whether it still is, and one that is out whether it can be used again."""
-        pause = self._limits.backoff
+        pause = self.limits.backoff
         while True:
             if replica.ready:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._limits.liveness / 3):
+                    async with asyncio.timeout(self.limits.liveness / 3):
                         await replica.wake.wait()
                 if not replica.ready:
                     continue
                 try:
-                    await replica.ask("GET", "/health", timeout=self._limits.liveness)
+                    await replica.ask("GET", "/health", timeout=self.limits.liveness)
                 except Failure as failure:
-                    self._lose(replica, failure)
+                    self.lose(replica, failure)
                     replica.give_up()
                 continue
             try:
                 await self._revive(replica)
-                pause = self._limits.backoff
+                pause = self.limits.backoff
             except Failure as failure:
                 replica.failure = failure
                 replica.give_up()
@@ -299,16 +273,16 @@ class Fleet:
 
     async def _revive(self, replica: Replica) -> None:
         """Checks a server and gives it the adapters in use; it is ready afterwards."""
-        await replica.ask("GET", "/health", timeout=self._limits.liveness)
-        replica.info = info = await replica.inspect(self._limits.liveness)
-        if problems := info.problems(self._config, self._context, self._experts):
+        await replica.ask("GET", "/health", timeout=self.limits.liveness)
+        replica.info = info = await replica.inspect(self.limits.liveness)
+        if problems := info.problems(self.config, self.context, self.experts):
             raise Failure("server", "; ".join(problems), again=False)
         if replica.weights is not None and info.weights != replica.weights:
             raise Failure("version", f"its weights are {info.weights!r} and were {replica.weights!r}", again=False)
         replica.weights = info.weights
         before, replica.loaded = replica.loaded, set()  # it may be a new process
         for name in before - self._in_use.keys():
-            await self._unload_from(replica, name, self._limits.load)
+            await self._unload_from(replica, name, self.limits.load)
         replica.base = await self._score(replica, None)
         self._compare(replica.base, self._base, "the base")
         while missing := [w for name, w in self._in_use.items() if name not in replica.loaded and not (w.retired and not w.uses)]:
@@ -320,8 +294,8 @@ class Fleet:
         self._notify()
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     async def _some_ready(self, timeout: float) -> None:
         """Raises `EngineError` if no server is up in time, or none will be."""
@@ -330,138 +304,16 @@ class Fleet:
                 while not any(r.ready for r in self.replicas):
                     if all(not r.failure.again for r in self.replicas):
                         break
-                    await self._changed.wait()
+                    await self.changed.wait()
         if not any(r.ready for r in self.replicas):
-            raise EngineError(f"no SGLang server can be used: {self._why(self.replicas)}")
+            raise EngineError(f"no SGLang server can be used: {self.why(self.replicas)}")
 
     @staticmethod
-    def _why(replicas: Sequence[Replica]) -> str:
+    def why(replicas: Sequence[Replica]) -> str:
+        """What is wrong with those that are not ready, for messages."""
         return "; ".join(f"{r.name}: {r.failure}" for r in replicas if not r.ready)
 
-    # --- requests
-
-    async def serve(self, session: Session) -> Completion | EngineFault:
-        """The completion of a session's request; faults of servers are tried elsewhere until the request's deadline or last attempt."""
-        request, failures = session.request, 0
-        prompt, done, logprobs, experts = np.asarray(request.tokens).tolist(), [], [], None
-        limit = min(request.max_tokens, self._context - len(prompt))
-        async with self._lanes:
-            deadline = time.monotonic() + self._limits.request
-            while True:
-                try:
-                    replica = session.home = await self._choose(session, deadline)
-                    reply = await self._attempt(replica, session, prompt + done, limit - len(done), deadline)
-                except Failure as failure:
-                    failures += 1
-                    pause = min(self._limits.backoff * 2 ** (failures - 1), 10.0)
-                    if not failure.again or failures > self._limits.retries or time.monotonic() + pause >= deadline:
-                        where = f"{session.home.name}: " if session.home else ""
-                        self.counts[f"faults_{failure.kind}"] += 1
-                        return EngineFault(request.session, failure.kind, f"after {failures} attempts: {where}{failure}")
-                    self.counts["retries"] += 1
-                    await asyncio.sleep(pause)
-                    continue
-                done += reply.tokens
-                logprobs += reply.logprobs
-                experts = reply.experts
-                if reply.stopped and done[-1] in request.stop:
-                    finish = "stop"
-                elif len(done) == limit:
-                    finish = "length" if limit == request.max_tokens else "context"
-                else:  # the model's own end token, which is none of this request's
-                    continue
-                self.counts["sampled"] += len(done)
-                return Completion(
-                    session=request.session,
-                    tokens=np.array(done, np.int32),
-                    logprobs=np.array(logprobs, np.float32),
-                    finish=finish,
-                    version=session.weights.version,
-                    experts=experts,
-                )
-
-    async def _choose(self, session: Session, deadline: float) -> Replica:
-        """The session's server, or the one that its group prefers (the rollouts of a task share their prompt), unless that has too much."""
-        end = min(deadline, time.monotonic() + self._limits.outage)
-        while not (ready := [r for r in self.replicas if r.ready and session.weights.name in {None, *r.loaded}]):
-            try:
-                if not any(r.ready or r.failure.again for r in self.replicas):
-                    raise TimeoutError
-                async with asyncio.timeout(end - time.monotonic()):
-                    await self._changed.wait()
-            except TimeoutError:
-                kind = self.replicas[0].failure.kind
-                raise Failure(kind, f"no server was up in time: {self._why(self.replicas)}", again=False) from None
-        if session.home in ready:
-            return session.home
-        group = session.request.key[:2]
-        fair = _UNEVEN * (sum(r.running for r in ready) + 1) / len(ready)
-        order = sorted(ready, key=lambda r: hashlib.sha256(f"{group} {r.name}".encode()).digest())
-        return next((r for r in order if r.running + 1 <= fair), min(order, key=lambda r: r.running))
-
-    async def _attempt(self, replica: Replica, session: Session, tokens: list[int], count: int, deadline: float) -> Reply:
-        """One attempt at one server. A server that fails is out; one that may still be at work is told to stop."""
-        rid = uuid.uuid4().hex  # of one length: a server aborts all requests whose ids begin with the one named
-        name, down = session.weights.name, replica.down
-        body = generate_body(session.request, tokens, count, name, rid, seeded=replica.info.seeded, experts=self._experts)
-        asked = asyncio.create_task(replica.ask("POST", "/generate", body, timeout=deadline - time.monotonic()))
-        replica.running += 1
-        stop = True
-        try:
-            await asyncio.wait({asked, down}, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
-                raise Failure("timeout" if replica.failure.kind == "timeout" else "lost", f"given up: {replica.failure}")
-            reply = read_generated(asked.result(), len(tokens), count, self._config)
-            if reply.weights is not None and replica.weights is not None and reply.weights != replica.weights:
-                raise Failure("version", f"its weights are {reply.weights!r} and were {replica.weights!r}")
-            stop = False
-        except Failure as failure:
-            stop = failure.kind in ("timeout", "garbage")
-            if failure.status == 400 and name is not None and "never been loaded" in str(failure):  # it was started anew
-                failure = Failure("lost", str(failure))
-            if failure.again and failure.kind != "aborted":
-                self._lose(replica, failure)
-            raise failure from None
-        finally:
-            replica.running -= 1
-            if not asked.done():
-                asked.cancel()
-            if stop:
-                self._spawn(self._abort(replica, rid))
-        self.counts["prompt"] += len(tokens)
-        self.counts["cached"] += reply.cached
-        return reply
-
-    async def _abort(self, replica: Replica, rid: str) -> None:
-        with contextlib.suppress(Failure):  # the closed connection says the same, some seconds later
-            await replica.ask("POST", "/abort_request", {"rid": rid}, timeout=5.0)
-
-    # --- tasks
-
-    def begin(self, session: Session, finished: Callable[[Session, Completion | EngineFault], None]) -> None:
-        """Starts a session's request; `finished` gets what becomes of it, unless it is cancelled."""
-
-        weights = session.weights
-
-        async def work() -> None:
-            finished(session, await self.serve(session))
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._requests.discard(task)
-            weights.uses -= 1
-            if weights.retired:
-                self.retire(weights)
-
-        weights.uses += 1
-        session.task = self._spawn(work())
-        self._requests.add(session.task)
-        session.task.add_done_callback(ended)
-
-    def cancel(self, session: Session) -> None:
-        if session.task is not None:
-            session.task.cancel()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         def ended(task: asyncio.Task[None]) -> None:
             self._background.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -471,3 +323,12 @@ class Fleet:
         self._background.add(task)
         task.add_done_callback(ended)
         return task
+
+
+async def end_all(tasks: set[asyncio.Task]) -> None:
+    """Cancels tasks and waits until they have ended."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(set(tasks))
+        await asyncio.sleep(0)  # what they call when they end
