@@ -24,8 +24,9 @@ pytestmark = pytest.mark.sglang
 LIMITS = Limits(request=240.0, liveness=10.0, outage=240.0)
 
 
-def start(folder, config, logs, **settings):
-    settings = ServerSettings(context=CONTEXT, lanes=8, device="cpu", dtype="float32", environment=environment(), **settings)
+def start(folder, config, logs, variables=None, **settings):
+    environ = environment(**(variables or {}))
+    settings = ServerSettings(context=CONTEXT, lanes=8, device="cpu", dtype="float32", environment=environ, **settings)
     return start_servers(folder, config, settings, logs=logs, python=str(sglang_python()), deadline=300, progress=print)
 
 
@@ -140,8 +141,11 @@ def test_the_experts_of_each_token_are_those_that_our_model_takes(folder, tmp_pa
     )
     net = tiny.model(config=config)
     save_pretrained(net, tmp_path)
+    # the experts' buffer is to be pinned by CUDA, of all places on a CPU
+    pinning = "types.SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)"
+    (tmp_path / "sitecustomize.py").write_text(f"import types, torch\ntorch.cuda.cudart = lambda: {pinning}\n")
     with one_at_a_time():
-        servers = start(tmp_path, config, tmp_path, experts=True)
+        servers = start(tmp_path, config, tmp_path, variables={"PYTHONPATH": str(tmp_path)}, experts=True)
         with SGLangEngine(servers, config=config, folder=tmp_path / "adapters", context=CONTEXT, experts=True, limits=LIMITS) as engine:
             engine.load(Policy("base", 1))
             prompt = draw(config.vocab_size, 1, 20)
