@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.client
 import os
 import socket
 import subprocess
@@ -29,6 +30,7 @@ _ASK = 10.0  # seconds between questions to a server that answers; each costs it
 _HOPELESS = 5  # starts in a row that gave no server that answers
 _TAIL = 3000  # characters of a log in a message
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy has a way to this machine's own address
 # what a CPU build of SGLang needs: kernels of torch, no second thread of the scheduler, little memory
 _CPU_OPTIONS = ("--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule").split()
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -128,9 +130,9 @@ class _Server:
     def check(self, timeout: float) -> None:
         """Asks whether it answers."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=timeout):
+            with _DIRECT.open(f"{self.url}/health", timeout=timeout):
                 self.healthy, self.heard, self.starts = True, time.monotonic(), 0
-        except OSError:  # an HTTP error is one: 503 until it is warm
+        except (OSError, http.client.HTTPException):  # an HTTP error is one: 503 until it is warm
             pass
 
     def end(self) -> None:
@@ -189,10 +191,9 @@ class Servers:
         while not self._over.wait(1.0):
             for server in self._servers:
                 gone = server.process.poll() is not None
-                silent = time.monotonic() - server.heard
-                if not gone and (silent > _ASK or not server.healthy):
+                if not gone and (not server.healthy or time.monotonic() - server.heard > _ASK):
                     server.check(timeout=5.0)
-                    gone = silent > (_HANGS if server.healthy else self._deadline)
+                    gone = time.monotonic() - server.heard > (_HANGS if server.healthy else self._deadline)
                 if gone and not self._over.is_set() and server.starts < _HOPELESS:
                     server.end()
                     server.wait()
