@@ -11,6 +11,7 @@ import pytest
 from model import constant_gate, stack_banks
 from rl.engines.protocol import Completion, EngineError, EngineFault, Policy
 from rl.engines.sglang import Limits, SGLangEngine, reference_of
+from rl.engines.sglang.replica import read_info
 from rl.engines.sglang.wire import Failure, read_generated
 from tests.fake_sglang import Fake, fakes
 from tests.model import tiny
@@ -181,6 +182,35 @@ def test_an_engine_without_servers_names_them_and_keeps_secrets(net, tmp_path):
         assert "secret" not in str(caught.value)
 
 
+def test_nothing_is_lost_or_mixed_when_servers_fail_now_and_then_while_adapters_change(net, tmp_path):
+    random, found, asked = np.random.default_rng(0), {}, {}
+    versions = {v: adapter(net, version=v, seed=v) for v in range(1, 5)}
+    modes = ["500", "garbage", "types", "nan", "abort", "die", "short", "503"]
+    with fakes(net, 3, pace=0.002) as servers, connect(servers, net, tmp_path, limits=dataclasses.replace(QUICK, retries=50)) as engine:
+        for v, policy in versions.items():
+            engine.load(policy)
+            for i in range(12):
+                name = f"{v}.{i}"
+                asked[name] = request(name, ["p", "base"][i % 2], draw(net.config.vocab_size, i, 4 + i), 1 + i % 6, key=(0, i, v))
+                engine.submit(asked[name])
+            if v == 2:
+                servers[0].kill()
+            if v == 3:
+                servers[0].start()
+            while len(found) < len(asked) - 8:
+                found |= {c.session: c for c in engine.poll()}
+                server = servers[random.integers(3)]
+                server.mode, server.times = str(random.choice(modes)), 1
+        while len(found) < len(asked):
+            found |= {c.session: c for c in engine.poll()}
+        assert engine.metrics["retries"] > 5
+        for name, c in found.items():
+            policy = Policy("base", 1) if asked[name].policy == "base" else versions[int(name[0])]
+            check(net, policy, asked[name], c, 5e-5)
+        until(lambda: all(len(server.adapters) <= 1 for server in servers))
+        assert not any(server.reloaded for server in servers)
+
+
 # --- what a server says it is
 
 
@@ -189,13 +219,20 @@ def test_an_engine_without_servers_names_them_and_keeps_secrets(net, tmp_path):
     [
         ({"context_length": 50}, "--context-length and --max-total-tokens of 56"),
         ({"max_total_num_tokens": 40}, "--max-total-tokens of 56"),
-        ({"enable_return_routed_experts": False}, None),
     ],
 )
 def test_a_server_that_cannot_serve_the_engine_is_refused_with_the_flag(net, fake, tmp_path, info, message):
     fake.info = info
-    with pytest.raises(EngineError, match=message) if message else contextlib.nullcontext(), connect(fake, net, tmp_path):
+    with pytest.raises(EngineError, match=message), connect(fake, net, tmp_path):
         pass
+
+
+def test_what_servers_compute_otherwise_or_do_not_tell_is_refused():
+    told = read_info({"enable_return_routed_experts": False}, {"model_type": "qwen3_moe"})
+    config = tiny.CONFIGS["qwen3_moe"]
+    assert told.problems(config, CONTEXT, experts=False) == []
+    assert "--enable-return-routed-experts" in told.problems(config, CONTEXT, experts=True)[0]
+    assert "every layer of a qwen3_moe" in told.problems(dataclasses.replace(config, mlp_only_layers=(1,)), CONTEXT, experts=False)[0]
 
 
 def test_a_server_of_another_model_is_refused(net, fake, tmp_path):

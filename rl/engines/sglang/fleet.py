@@ -70,6 +70,11 @@ class Weights:
     def name(self) -> str | None:
         return self.adapter and self.adapter.name
 
+    @property
+    def spent(self) -> bool:
+        """Whether no request has it or will have it."""
+        return self.retired and not self.uses
+
 
 class Fleet:
     """See the module.
@@ -129,7 +134,7 @@ class Fleet:
         if said := self._background - self._watches:  # what cancelled requests tell their servers
             await asyncio.wait(said, timeout=_GOODBYE)
         await end_all(self._background)
-        have = [(r, name) for r in self.replicas if r.ready for name in r.loaded]
+        have = [(r, name) for r in self.replicas if r.ready for name in r.held]
         await asyncio.gather(*(self._unload_from(r, name, patience) for r, name in have))
         for weights in self._in_use.values():
             weights.adapter.remove()
@@ -156,7 +161,7 @@ class Fleet:
 
     def retire(self, weights: Weights) -> None:
         weights.retired = True
-        if weights.adapter and not weights.uses:
+        if weights.adapter and weights.spent:
             self.spawn(self._unload(weights))
 
     async def _try_install(self, replica: Replica, weights: Weights) -> None:
@@ -173,8 +178,9 @@ class Fleet:
         if problems := replica.info.adapter_problems(adapter):
             raise Failure("server", "; ".join(problems), again=False)
         async with replica.lock:
-            if adapter.name in replica.loaded:
+            if adapter.name in replica.loaded or weights.spent:
                 return
+            replica.held.add(adapter.name)
             body = {"lora_name": adapter.name, "lora_path": str(adapter.folder), "pinned": False}
             try:
                 reply = await replica.ask("POST", "/load_lora_adapter", body, timeout=self.limits.load)
@@ -191,7 +197,7 @@ class Fleet:
                 await self._try_out(replica, weights)
             except Failure as failure:
                 if failure.kind not in ("lost", "timeout"):
-                    await self._unload_from(replica, adapter.name, self.limits.load)
+                    await self._forget(replica, adapter.name, self.limits.load)
                 raise
             replica.loaded.add(adapter.name)
 
@@ -223,16 +229,25 @@ class Fleet:
 
     async def _unload(self, weights: Weights) -> None:
         del self._in_use[weights.name]
-        have = [r for r in self.replicas if weights.name in r.loaded]
+        have = [r for r in self.replicas if weights.name in r.held]
         try:
             await asyncio.gather(*(self._unload_from(r, weights.name, self.limits.load) for r in have))
         finally:
             weights.adapter.remove()
 
     async def _unload_from(self, replica: Replica, name: str, timeout: float) -> None:
-        with contextlib.suppress(Failure):  # a server that is gone has no adapters; one that comes back is asked again
+        async with replica.lock:
+            await self._forget(replica, name, timeout)
+
+    async def _forget(self, replica: Replica, name: str, timeout: float) -> None:
+        """Unloads an adapter; a server that is gone is asked again when it comes back."""
+        replica.loaded.discard(name)
+        try:
             await replica.ask("POST", "/unload_lora_adapter", {"lora_name": name}, timeout=timeout)
-            replica.loaded.discard(name)
+        except Failure as failure:
+            if failure.status != 400:  # it has no such adapter
+                return
+        replica.held.discard(name)
 
     # --- servers
 
@@ -280,12 +295,12 @@ class Fleet:
         if replica.weights is not None and info.weights != replica.weights:
             raise Failure("version", f"its weights are {info.weights!r} and were {replica.weights!r}", again=False)
         replica.weights = info.weights
-        before, replica.loaded = replica.loaded, set()  # it may be a new process
-        for name in before - self._in_use.keys():
+        replica.loaded = set()  # it may be a new process
+        for name in replica.held - self._in_use.keys():
             await self._unload_from(replica, name, self.limits.load)
         replica.base = await self._score(replica, None)
         self._compare(replica.base, self._base, "the base")
-        while missing := [w for name, w in self._in_use.items() if name not in replica.loaded and not (w.retired and not w.uses)]:
+        while missing := [w for name, w in self._in_use.items() if name not in replica.loaded and not w.spent]:
             await self._install(replica, missing[0])
         if replica.down.done():
             replica.down = asyncio.get_running_loop().create_future()

@@ -44,6 +44,10 @@ class Info:
             out.append(f"its room is {self.context} tokens, {context} need --context-length and --max-total-tokens of {context + MARGIN}")
         if self.model_type is not None and self.model_type.removesuffix("_text") != config.model_type:
             out.append(f"it serves a {self.model_type}, the model here is a {config.model_type}; set --model-path")
+        if config.model_type == "qwen3_moe" and not all(kind.sparse for kind in config.kinds()):
+            out.append(
+                "SGLang takes every layer of a qwen3_moe for a sparse one, this model has dense ones; sample it with the engine 'jax'"
+            )
         if experts and self.experts is False:
             out.append("it does not tell the experts of tokens; start it with --enable-return-routed-experts")
         return out
@@ -98,9 +102,10 @@ class Replica:
       name: its address.
       ready: whether requests may go there. `down` is a future that is done when requests that run there are to be given up.
       failure: why it was last not ready.
-      loaded: names of the adapters it has.
+      held: names of the adapters that it may have; `loaded` are those that it has and runs as it should.
       base: [T - 1], the log-probs of the engine's probe under the base.
       running: requests it has now.
+      lock: of those who load and unload.
       weights: its name for the base's weights when first seen.
     """
 
@@ -111,6 +116,7 @@ class Replica:
         self.wake = asyncio.Event()
         self.lock = asyncio.Lock()
         self.failure = Failure("lost", "not asked yet")
+        self.held: set[str] = set()
         self.loaded: set[str] = set()
         self.info: Info | None = None
         self.base: np.ndarray | None = None
