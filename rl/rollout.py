@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +109,7 @@ class Rollout:
 
     def cancel(self) -> None:
         """Ends the batch, if it has not ended, and the thread; the engine's sessions are released."""
-        if self._thread.is_alive():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the thread has ended
             self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
 
