@@ -22,7 +22,7 @@ from trace_jax.runtime import AGREEMENT, Runtime
 
 FILE = "agreement.json"
 SEQUENCES = 64
-_CHANGE = 0.3  # size of the random adapter's output, beside that of the projection it is added to, roughly
+_CHANGE = 0.6  # size of the random adapter's output, beside that of the projection it is added to, roughly
 
 
 def check_agreement(runtime: Runtime, learner: Learner, adapter: AdapterBank, package: Package) -> None:
