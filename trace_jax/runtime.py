@@ -32,6 +32,7 @@ from rl.trajectory import Trajectory
 from trace_jax.batches import Batches
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
+from trace_jax.engines import embedded_engine, sglang_engine
 from trace_jax.errors import InputError
 from trace_jax.fit import fit
 from trace_jax.mesh import engine_axes, local_copy, make_mesh
@@ -134,12 +135,15 @@ class Runtime:
     @functools.cached_property
     def jax_engine(self) -> JaxEngine:
         """The embedded engine, which samples every policy."""
-        return JaxEngine(self.local_model, lanes=self.config.rollout.lanes, context=self.config.rollout.context)
+        return embedded_engine(self.config, self.local_model)
 
     @functools.cached_property
     def engine(self) -> Engine:
         """The engine of the config, which samples the base and single adapters."""
-        return self.jax_engine
+        if self.config.rollout.engine == "jax":
+            return self.jax_engine
+        folder = self.workdir.path(f"servers/{self.processes.index}")
+        return sglang_engine(self.config, self.local_model, self.processes, folder, lambda text: self.progress.advance(0, text))
 
     @functools.cached_property
     def batches(self) -> Batches:

@@ -1,9 +1,9 @@
 """What every engine has to do, as tests: a class that a module of tests inherits, with fixtures `net` and `engine` of its own."""
 
-import jax
-import jax.numpy as jnp
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
