@@ -114,6 +114,7 @@ class ServersSection:
     deterministic: bool = field(False, "tokens follow from seeds; few attention backends can", changes=True)
     options: str = field("", "more words of the command line of sglang.launch_server", changes=True)
     start: float = field(900.0, "seconds in which all servers must answer", "(0, inf)", changes=True)
+    outage: float = field(300.0, "seconds without any server, at the start too, after which turns are failures", "(0, inf)", changes=True)
     request: float = field(600.0, "seconds of one turn with all its attempts, then the engine has failed it", "(0, inf)", changes=True)
 
 

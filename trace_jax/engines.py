@@ -45,6 +45,8 @@ def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder:
             f"config field 'servers.urls': {len(settings.urls)} servers for {processes.count} processes; each loads its adapters into "
             "servers of its own: give at least as many"
         )
+    if share:
+        progress(f"asking {', '.join(share)}")
     try:
         servers = share or start_servers(
             config.model.weights,
@@ -73,7 +75,7 @@ def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder:
             folder=folder / "adapters",
             lanes=rollout.lanes,
             context=rollout.context,
-            limits=Limits(request=settings.request),
+            limits=Limits(request=settings.request, outage=settings.outage),
             reference=reference_of(model),
             api_key=os.environ.get(API_KEY),
         )

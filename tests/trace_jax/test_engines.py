@@ -62,6 +62,7 @@ def test_processes_share_servers_and_none_is_without(tmp_path, checkpoint, serve
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path, checkpoint):
-    with tiny.open_tiny(tmp_path, checkpoint, rollout__engine="sglang", servers__urls="http://127.0.0.1:9") as runtime:
+    settings = dict(rollout__engine="sglang", servers__urls="http://127.0.0.1:9", servers__outage="1")
+    with tiny.open_tiny(tmp_path, checkpoint, **settings) as runtime:
         with pytest.raises(InputError, match="'rollout.engine': .*127.0.0.1:9"):
             runtime.engine  # noqa: B018
