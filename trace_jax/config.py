@@ -84,7 +84,9 @@ class RolloutSection:
     """How episodes are sampled."""
 
     engine: str = field(
-        "jax", "what samples base and adapters: the embedded engine or SGLang servers; mixtures are always the former's", ("jax", "sglang")
+        "jax",
+        "what samples base and adapters: the embedded engine, SGLang servers, or SGL-JAX in this process; gates are always the first's",
+        ("jax", "sglang", "sgl_jax"),
     )
     lanes: int = field(64, "episodes decoded at once", "[1, inf)", changes=True)
     context: int = field(320, "tokens of one episode, all turns together", "[16, inf)")

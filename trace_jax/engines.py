@@ -1,4 +1,4 @@
-"""The engines of a run, as the config says: the embedded one, which samples every policy, and SGLang servers for base and single adapters.
+"""The engines of a run, as the config says: the embedded one, which samples every policy, and SGLang or SGL-JAX for base and adapters.
 
 A server is asked for the log-probs of a few tokens before the first rollout, under the base and under every adapter that it gets; one that
 answers otherwise than the model of this process is refused.
@@ -15,6 +15,7 @@ from pathlib import Path
 from model import CausalLM
 from rl.engines.jax import JaxEngine
 from rl.engines.protocol import Engine, EngineError
+from rl.engines.sgl_jax import SglJaxEngine, launch
 from rl.engines.sglang import Limits, ServerSettings, SGLangEngine, reference_of, start_servers
 from trace_jax.config import Config
 from trace_jax.errors import InputError
@@ -79,5 +80,27 @@ def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder:
             reference=reference_of(model),
             api_key=os.environ.get(API_KEY),
         )
+    except EngineError as error:
+        raise InputError(f"config field 'rollout.engine': {error}") from error
+
+
+def sgl_jax_engine(config: Config, model: CausalLM) -> Engine:
+    """SGL-JAX in this process, with a copy of the weights; on TPU.
+
+    Raises:
+      InputError: it is not installed, or cannot serve the model.
+    """
+    rollout = config.rollout
+    try:
+        engine = launch(
+            str(config.model.weights),
+            model.config,
+            context=rollout.context,
+            lanes=rollout.lanes,
+            rank=config.train.rank,
+            dtype=config.model.dtype,
+            tp_size=1 if model.mesh is None else model.mesh.size,
+        )
+        return SglJaxEngine(engine, model.config, timeout=config.servers.request)
     except EngineError as error:
         raise InputError(f"config field 'rollout.engine': {error}") from error

@@ -32,7 +32,7 @@ from rl.trajectory import Trajectory
 from trace_jax.batches import Batches
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
-from trace_jax.engines import embedded_engine, sglang_engine
+from trace_jax.engines import embedded_engine, sgl_jax_engine, sglang_engine
 from trace_jax.errors import InputError
 from trace_jax.fit import fit
 from trace_jax.mesh import engine_axes, local_copy, make_mesh
@@ -142,6 +142,8 @@ class Runtime:
         """The engine of the config, which samples the base and single adapters."""
         if self.config.rollout.engine == "jax":
             return self.jax_engine
+        if self.config.rollout.engine == "sgl_jax":
+            return sgl_jax_engine(self.config, self.local_model)
         folder = self.workdir.path(f"servers/{self.processes.index}")
         return sglang_engine(self.config, self.local_model, self.processes, folder, lambda text: self.progress.advance(0, text))
 
@@ -160,11 +162,11 @@ class Runtime:
         Raises:
           InputError: rollouts would run beside updates on the same devices, several of them.
         """
-        lag, shared = self.config.train.max_lag, self._engine_of(policy) is self.__dict__.get("jax_engine")
+        lag, shared = self.config.train.max_lag, self.config.rollout.engine != "sglang" or self._engine_of(policy) is not self.engine
         mesh = self.local_model.mesh if shared else None
         if lag and mesh is not None and mesh.size > 1:
             raise InputError(
-                f"config field 'train.max_lag': {lag} needs an engine on devices of its own; the embedded one shares {mesh.size} with the "
+                f"config field 'train.max_lag': {lag} needs an engine on devices of its own; this one shares {mesh.size} with the "
                 "learner, and two programs that meet on several devices may wait for each other: set it to 0"
             )
         return int(not shared) if lag is None else lag
