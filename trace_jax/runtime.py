@@ -48,7 +48,8 @@ GATE = 3_000_000
 GATE_TRAINING = 4_000_000
 SELECTION = 5_000_000  # held-out seeds of the capability environments, which decide what is kept
 VALIDATION = 6_000_000  # others, which decide which iteration's adapter, or gate, is the best
-AGREEMENT = 7_000_000
+AGREEMENT = 7_000_000  # of them so many: on which engine and learner must agree
+AGREEMENT_SEEDS = 64
 HELDOUT_TASKS = 9_000_000
 _APART = 1_000_000  # seeds of one purpose
 
@@ -64,7 +65,9 @@ def plan(config: Config, capabilities: int = 4) -> dict[str, float]:
         "rollouts": config.target.train_tasks * config.diagnosis.trials,
         "diagnose": 1,
         "synthesize": synthesis.calibration_seeds * synthesis.calibration_rollouts * capabilities,
-        "train": (train.iterations * batch + train.validations(train.iterations) * train.validation_seeds) * capabilities + 2 * selection,
+        "train": (train.iterations * batch + train.validations(train.iterations) * train.validation_seeds) * capabilities
+        + 2 * selection
+        + AGREEMENT_SEEDS * (train.agreement > 0),
         "compose": capabilities * (gate.successes + gate.table_seeds * (capabilities + 4))
         + gate.grpo_iterations * batch
         + train.validations(gate.grpo_iterations) * train.validation_seeds
