@@ -126,6 +126,7 @@ class Fake:
             "lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
             "tokenizer_worker_num": 1,
             "dp_size": 1,
+            "enable_deterministic_inference": True,  # tokens follow from a request's seed, however requests fall together
             "internal_states": [{}],
         }
         return web.json_response({k: v for k, v in (info | self.info).items() if v is not None})
@@ -224,11 +225,12 @@ class Fake:
             if rid in self.aborted or mode == "abort":
                 finish = {"type": "abort", "message": "Abort by request"}
                 break
-            row = await asyncio.to_thread(self._row, prompt + tokens, bank)
+            n, row = len(tokens), await asyncio.to_thread(self._row, prompt + tokens, bank)
             temperature = sampling["temperature"] or 1.0
             logprobs = _log_softmax(row / temperature)
+            random = np.random.default_rng([sampling["sampling_seed"], len(prompt) + n]) if "sampling_seed" in sampling else self.random
             greedy = sampling["temperature"] == 0
-            token = int(logprobs.argmax() if greedy else self.random.choice(len(row), p=np.exp(logprobs) / np.exp(logprobs).sum()))
+            token = int(logprobs.argmax() if greedy else random.choice(len(row), p=np.exp(logprobs) / np.exp(logprobs).sum()))
             tokens.append(token)
             chosen.append([float(logprobs[token]), token, None])
             await asyncio.sleep(self.pace)
