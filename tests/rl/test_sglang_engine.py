@@ -229,10 +229,12 @@ def test_a_server_that_cannot_serve_the_engine_is_refused_with_the_flag(net, fak
 
 def test_what_servers_compute_otherwise_or_do_not_tell_is_refused():
     told = read_info({"enable_return_routed_experts": False}, {"model_type": "qwen3_moe"})
-    config = tiny.CONFIGS["qwen3_moe"]
+    config = dataclasses.replace(tiny.CONFIGS["qwen3_moe"], tie_word_embeddings=False)
     assert told.problems(config, CONTEXT, experts=False) == []
     assert "--enable-return-routed-experts" in told.problems(config, CONTEXT, experts=True)[0]
-    assert "every layer of a qwen3_moe" in told.problems(dataclasses.replace(config, mlp_only_layers=(1,)), CONTEXT, experts=False)[0]
+    for change in ({"mlp_only_layers": (1,)}, {"tie_word_embeddings": True}):
+        other = dataclasses.replace(config, **change)
+        assert "neither dense layers nor tied embeddings" in told.problems(other, CONTEXT, experts=False)[0]
 
 
 def test_a_server_of_another_model_is_refused(net, fake, tmp_path):

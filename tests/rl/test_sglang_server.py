@@ -136,7 +136,9 @@ def test_a_server_that_is_killed_or_stopped_comes_back_with_its_adapters(net, co
 @pytest.mark.slow
 def test_the_experts_of_each_token_are_those_that_our_model_takes(folder, tmp_path):
     save_tokenizer(tmp_path)
-    config = dataclasses.replace(tiny.CONFIGS["qwen3_moe"], vocab_size=len(Chat(folder).tokenizer), moe_intermediate_size=32)
+    config = dataclasses.replace(
+        tiny.CONFIGS["qwen3_moe"], vocab_size=len(Chat(folder).tokenizer), tie_word_embeddings=False, moe_intermediate_size=32
+    )
     net = tiny.model(config=config)
     save_pretrained(net, tmp_path)
     # the experts' buffer is to be pinned by CUDA, of all places on a CPU

@@ -44,10 +44,8 @@ class Info:
             out.append(f"its room is {self.context} tokens, {context} need --context-length and --max-total-tokens of {context + MARGIN}")
         if self.model_type is not None and self.model_type.removesuffix("_text") != config.model_type:
             out.append(f"it serves a {self.model_type}, the model here is a {config.model_type}; set --model-path")
-        if config.model_type == "qwen3_moe" and not all(kind.sparse for kind in config.kinds()):
-            out.append(
-                "SGLang takes every layer of a qwen3_moe for a sparse one, this model has dense ones; sample it with the engine 'jax'"
-            )
+        if config.model_type == "qwen3_moe" and (config.tie_word_embeddings or not all(kind.sparse for kind in config.kinds())):
+            out.append("of a qwen3_moe SGLang knows neither dense layers nor tied embeddings (0.5.23); sample it with the engine 'jax'")
         if experts and self.experts is False:
             out.append("it does not tell the experts of tokens; start it with --enable-return-routed-experts")
         return out
