@@ -72,10 +72,10 @@ def command_serving(folder: pathlib.Path):
 
         def get_config():
             model = ModelSection(path={str(write_checkpoint(folder / "qwen"))!r})
-            return Config(name="agents", model=model, rollout=RolloutSection(lanes=4, context=8192))
+            return Config(name="agents", model=model, rollout=RolloutSection(lanes=4))
         """)
     )
-    words = [sys.executable, "-m", "trace_jax", "serve", f"--config={config}", "--policy=base", "--port=0"]
+    words = [sys.executable, "-m", "trace_jax", "serve", f"--config={config}", "--policy=base", "--port=0", "--context=8192"]
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[3])}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder) as process:
         try:
