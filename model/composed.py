@@ -89,18 +89,20 @@ def export_composed(base: str | Path, bank: AdapterBank, gate: Gate, out: str | 
         shutil.rmtree(part, ignore_errors=True)
 
 
-def save_gate_update(composed: str | Path, gate: Gate, out: str | Path) -> None:
-    """Writes the folder `out` with a gate alone, for an SGLang server that runs the exported model `composed`:
+def save_gate_update(folder: str | Path, gate: Gate, out: str | Path) -> None:
+    """Writes the folder `out` with a gate alone, for an SGLang server that runs an exported model:
 
         POST /update_weights_from_disk {"model_path": "OUT", "weight_version": "2"}
 
-    Requests that run are finished under the old gate first. Raises `ValueError` for a gate that does not fit the model, `CheckpointError`
-    if `composed` is no exported model, `FileExistsError` if `out` is there already.
+    The server first finishes the requests that run under the old gate, and refuses one that is not for its number of slots.
+
+    Args:
+      folder: of the exported model, or of its base.
+
+    Raises `ValueError` for a gate that does not fit `folder`, and `FileExistsError` if `out` is there already.
     """
-    raw, config = json.loads(read_text(composed, "config.json")), read_config(composed)
-    if "trace_jax" not in raw:
-        raise CheckpointError(f"{composed} is no composed model, its config.json has no trace_jax; give the folder of the export")
-    _check_gate(config, gate, len(raw["trace_jax"]["slots"]))
+    raw, config = json.loads(read_text(folder, "config.json")), read_config(folder)
+    _check_gate(config, gate, len(raw["trace_jax"]["slots"]) if "trace_jax" in raw else gate.kernel.shape[-1])
     Path(out).mkdir(parents=True)
     write_tensors(Path(out), gate_tensors(gate))
     write_json(Path(out) / "config.json", raw)
