@@ -25,6 +25,17 @@ hypothesis.settings.load_profile("tests")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The environment of a real SGLang server is built by the first test that needs it; without Python 3.11 it cannot be."""
+    if item.get_closest_marker("sglang"):
+        from tests.sglang_server.install import sglang_python
+
+        try:
+            sglang_python()
+        except RuntimeError as error:
+            pytest.skip(str(error))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_programs_go_with_their_module():
     """Else a run of the whole suite holds thousands of them."""

@@ -1,5 +1,5 @@
 """What samples tokens: one protocol, several engines behind it."""
 
-from rl.engines.protocol import Completion, Engine, EngineError, Policy, Request
+from rl.engines.protocol import Completion, Engine, EngineError, EngineFault, Policy, Request
 
-__all__ = ["Completion", "Engine", "EngineError", "Policy", "Request"]
+__all__ = ["Completion", "Engine", "EngineError", "EngineFault", "Policy", "Request"]

@@ -209,8 +209,9 @@ def check(server, net, bank, gate) -> None:
         np.testing.assert_allclose(reply.logprobs, ours(net, reply.tokens, bank, gate)[0][-8:], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.sglang
-@pytest.mark.parametrize("case", [name if name == "qwen3" else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize("case", CASES)
 def test_a_server_routes_as_we_do_and_takes_a_new_gate(tmp_path, case):
     net, bank, gate, out = export(tmp_path, case)
     env = {"PYTHONPATH": str(out), "SGLANG_EXTERNAL_MODEL_PACKAGE": "sglang_trace"}
