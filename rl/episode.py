@@ -4,7 +4,7 @@
 waits for nobody itself, so `rl.rollout` can keep many episodes in flight.
 
 Whose failure it is decides the reward. What the model did wrong (a call that cannot be read, too many turns, a full context) ends the
-episode with reward 0. What the environment did wrong gives a trajectory with an error and no reward, which nobody trains on.
+episode with reward 0. What the environment or the engine did wrong gives a trajectory with an error and no reward, which nobody trains on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from envs import EnvironmentFault, Package, Reply, Score, Start
 from rl.chat import Chat, parse_reply
-from rl.engines.protocol import Completion, Request
+from rl.engines.protocol import Completion, EngineFault, Request
 from rl.trajectory import StopReason, Trajectory
 
 
@@ -111,7 +111,7 @@ def play(
     """Plays a task to its end.
 
     Yields:
-      What it needs next; send it the answer, or throw the environment's `EnvironmentFault` into it.
+      What it needs next; send it the answer, or throw the `EnvironmentFault` or `EngineFault` into it.
 
     Returns:
       The trajectory.
@@ -133,6 +133,8 @@ def play(
         }
     except EnvironmentFault as fault:
         error, stop = {"kind": fault.kind, "message": str(fault)}, StopReason.ENVIRONMENT_ERROR
+    except EngineFault as fault:
+        error, stop = {"kind": f"engine_{fault.kind}", "message": str(fault)}, StopReason.ENGINE_ERROR
     return Trajectory(
         id=task.id,
         environment=task.package.name,

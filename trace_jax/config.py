@@ -90,6 +90,12 @@ class RolloutSection:
     temperature: float = field(1.0, "sampling temperature of diagnosis and training; the trainer divides its logits by it", "(0, inf)")
     workers: int = field(1, "processes that host the environments", "[1, inf)", changes=True)
     max_turns: int | None = field(None, "turns of one episode; none: the package's own limit", "[1, inf)")
+    in_flight: int | None = field(None, "episodes at once, of which the lanes decode; none: as many as lanes", "[1, inf)", changes=True)
+    reproducible: bool = field(
+        True, "the engine waits for the environments, so that an interrupted batch gives the same tokens again", changes=True
+    )
+    deadline: float | None = field(None, "seconds of an episode, then it is a failure of the infrastructure", "(0, inf)", changes=True)
+    retries: int = field(1, "how often an episode is played again that the engine failed", "[0, 10]", changes=True)
 
 
 @section()
@@ -168,6 +174,12 @@ class TrainSection:
     )
     remat: bool | None = field(
         None, "compute activations again in the backward pass instead of keeping them. none: where they do not fit", changes=True
+    )
+    max_lag: int | None = field(
+        None, "updates that rollouts may be behind the adapter; none: 1 where the engine has devices of its own, else 0", "[0, 8]"
+    )
+    agreement: float = field(
+        0.02, "largest mean difference of the log-probs of engine and learner, tried before the first update; 0 tries nothing", "[0, inf)"
     )
     min_group: int = field(2, "a group that infrastructure failures left smaller is dropped", "[2, inf)")
     keep_checkpoints: int = field(2, "newest checkpoints kept per adapter, beside the best", "[1, inf)", changes=True)

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -27,8 +28,10 @@ T = TypeVar("T")
 
 _HEARTBEAT = 60  # seconds without a sign of life after which a process counts as lost, and all others end
 _JOIN = 300  # seconds in which all must have started
+_leaving = threading.Event()
 _HOW = "start all of them with the same --coordinator=HOST:PORT and --num_processes, and --process_id=0, 1, ..."
-_LEAVE = 30  # seconds that a process which ends waits for the others
+_LEAVE = 15, 5  # seconds that process 0, and another, which ends waits for the others; process 0 last, since all others die with it
+_STUCK = 12, 8  # seconds after SIGTERM in which process 0 must have heard it, and another be about to leave
 
 
 class Processes:
@@ -162,7 +165,7 @@ def join(job: Job) -> Processes:
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow the SIGTERM that the command line answers
     settings = dict(
         coordinator_address=job.coordinator, num_processes=job.count, process_id=job.index, local_device_ids=job.devices,
-        initialization_timeout=_JOIN, heartbeat_timeout_seconds=_HEARTBEAT, shutdown_timeout_seconds=_LEAVE,
+        initialization_timeout=_JOIN, heartbeat_timeout_seconds=_HEARTBEAT, shutdown_timeout_seconds=2 * _LEAVE[0],
     )  # fmt: skip
     if job.coordinator:  # all that is known is given; JAX is not to look for a device of its own choice
         settings["cluster_detection_method"] = "deactivate"
@@ -173,6 +176,7 @@ def join(job: Job) -> Processes:
     processes = Processes(jax.process_index(), jax.process_count())
     if not processes.leads:
         sys.stdout = open(os.devnull, "w")
+    _end_when_stuck(processes)
     return processes
 
 
@@ -185,12 +189,34 @@ def leave(code: int) -> None:
     jax = sys.modules.get("jax")
     if not code or jax is None or not jax.distributed.is_initialized():
         return
+    _leaving.set()
     farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
     farewell.start()
-    farewell.join(_LEAVE / 2)
+    farewell.join(_LEAVE[jax.process_index() > 0])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _end_when_stuck(processes: Processes) -> None:
+    """Ends this process some time after SIGTERM if it stands in a step that another, which was told too, has left.
+
+    Python hears a signal between two of its own instructions, not within a step that waits for others. Without this the process would wait
+    until the coordinator is gone, and be ended by JAX's runtime with a dump.
+    """
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while signal.SIGTERM not in os.read(heard, 16):
+            continue
+        time.sleep(_STUCK[not processes.leads])
+        acts = processes.leads and signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # so the command line has heard: it may be saving
+        if not acts and not _leaving.is_set():
+            os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, name="sigterm", daemon=True).start()
 
 
 def _wait_for(coordinator: str) -> None:

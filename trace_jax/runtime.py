@@ -1,10 +1,6 @@
-"""What the steps of one run share: the base model, its tokenizer, the workers, the engine, and how a batch of rollouts is made or found.
+"""What the steps of one run share: the base model, its tokenizer, the workers, the engines, and the batches of rollouts.
 
-A batch of rollouts is the unit of resuming. It is sampled in one go from its seeds and stored as one shard; a step that asks for a batch
-whose shard exists reads the shard. Since the tokens of a batch depend on seeds and policies alone, a run that was killed goes on with what
-an undisturbed one would have had.
-
-Of several processes each samples its share of a batch's groups, writes it, and reads the whole batch; the rest they do alike.
+Since the tokens of a batch depend on seeds and policies alone, a run that was killed goes on with what an undisturbed one would have had.
 """
 
 from __future__ import annotations
@@ -12,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import pathlib
 import time
@@ -21,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
@@ -30,9 +26,10 @@ from envs.package import Package, PackageError, load_package
 from model import CausalLM, CheckpointError, ConfigError, load_pretrained
 from rl.chat import Chat
 from rl.engines.jax import JaxEngine
-from rl.engines.protocol import Policy
-from rl.rollout import Task, roll_out
+from rl.engines.protocol import Engine, Policy
+from rl.rollout import Task
 from rl.trajectory import Trajectory
+from trace_jax.batches import Batches
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.errors import InputError
@@ -40,7 +37,7 @@ from trace_jax.fit import fit
 from trace_jax.mesh import engine_axes, local_copy, make_mesh
 from trace_jax.progress import Progress
 from trace_jax.spent import add_seconds, write_spent
-from trace_jax.workdir import Workdir, policy_name
+from trace_jax.workdir import Workdir
 
 # Which seeds a step may use, so that no step sees another's tasks. The target's train split is a fixed set, as a benchmark's is.
 TRAIN_TASKS = 0
@@ -50,6 +47,7 @@ GATE = 3_000_000
 GATE_TRAINING = 4_000_000
 SELECTION = 5_000_000  # held-out seeds of the capability environments, which decide what is kept
 VALIDATION = 6_000_000  # others, which decide which iteration's adapter, or gate, is the best
+AGREEMENT = 7_000_000
 HELDOUT_TASKS = 9_000_000
 _APART = 1_000_000  # seeds of one purpose
 
@@ -75,15 +73,10 @@ def plan(config: Config, capabilities: int = 4) -> dict[str, float]:
 
 
 class Runtime:
-    """Built once per command, closed at its end; its parts are made when first asked for.
-
-    Attributes:
-      sync_seconds: what the last batch of rollouts spent on bringing its policy into the engine.
-    """
+    """Built once per command, closed at its end; its parts are made when first asked for."""
 
     def __init__(self, config: Config, workdir: Workdir, progress: Progress, profiled: Collection[int] = ()):
         self.config, self.workdir, self.progress, self.processes = config, workdir, progress, workdir.processes
-        self.sync_seconds = 0.0
         self._profiled = frozenset(profiled)
         self._stages: Mapping[str, float] = {}
         self._environments: dict[str, Package] = {}
@@ -91,8 +84,9 @@ class Runtime:
         self._hints: dict[tuple[str, int], str] = {}
 
     def close(self) -> None:
-        if "pool" in self.__dict__:
-            self.pool.close()
+        for part in ("batches", "engine", "pool"):  # none is made to be closed
+            if part in self.__dict__:
+                self.__dict__[part].close()
 
     def __enter__(self) -> Runtime:
         return self
@@ -138,8 +132,38 @@ class Runtime:
             raise InputError(f"config field 'model.path': no tokenizer with a chat template: {error}") from error
 
     @functools.cached_property
-    def engine(self) -> JaxEngine:
+    def jax_engine(self) -> JaxEngine:
+        """The embedded engine, which samples every policy."""
         return JaxEngine(self.local_model, lanes=self.config.rollout.lanes, context=self.config.rollout.context)
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """The engine of the config, which samples the base and single adapters."""
+        return self.jax_engine
+
+    @functools.cached_property
+    def batches(self) -> Batches:
+        return Batches(self.config, self.workdir, self.progress, lambda policy: (self._engine_of(policy), self.pool, self.chat))
+
+    def _engine_of(self, policy: Policy | str) -> Engine:
+        constant = None if isinstance(policy, str) else policy.weights
+        mixed = (constant is not None and np.count_nonzero(constant) > 1) or (isinstance(policy, Policy) and policy.gate is not None)
+        return self.jax_engine if mixed else self.engine
+
+    def max_lag(self, policy: Policy) -> int:
+        """How many updates a batch of a policy may be older than the weights that learn from it.
+
+        Raises:
+          InputError: rollouts would run beside updates on the same devices, several of them.
+        """
+        lag, shared = self.config.train.max_lag, self._engine_of(policy) is self.__dict__.get("jax_engine")
+        mesh = self.local_model.mesh if shared else None
+        if lag and mesh is not None and mesh.size > 1:
+            raise InputError(
+                f"config field 'train.max_lag': {lag} needs an engine on devices of its own; the embedded one shares {mesh.size} with the "
+                "learner, and two programs that meet on several devices may wait for each other: set it to 0"
+            )
+        return int(not shared) if lag is None else lag
 
     @functools.cached_property
     def target(self) -> Package:
@@ -265,50 +289,9 @@ class Runtime:
     ) -> list[Trajectory]:
         """The trajectories of a batch, in the order of its tasks: read from `rollouts/<folder>/<split>/` if the shard exists, else sampled.
 
-        Args:
-          policy: loaded into the engine when the batch has to be sampled; a name if it is loaded already.
-          tasks: the same in all processes; those of one group stand together.
-          folder: names the policy in the workdir.
-          temperature: of training and diagnosis by default.
-
-        Raises:
-          InputError: the shard holds other tasks.
-          RuntimeError: infrastructure failed every rollout, so nothing was stored.
+        See `Batches.begin` and `Batch.result`.
         """
-        self.sync_seconds = 0.0
-        if index in self.workdir.shards(folder, split):
-            found = list(self.workdir.read_shards(folder, split, [index]))
-            if [(t.environment, t.seed, t.trial) for t in found] != [(t.package.name, t.seed, t.trial) for t in tasks]:
-                where = self.workdir.root / "rollouts" / policy_name(folder) / split
-                raise InputError(f"{where}/{index:05d}.jsonl.zst holds other tasks than asked for; remove that folder and run again")
-            self.progress.advance(len(found), earlier=True)
-            return found
-        config = self.config.rollout
-        if isinstance(policy, Policy):
-            began = time.perf_counter()
-            self.engine.load(policy)
-            self.sync_seconds = time.perf_counter() - began
-        groups = [list(members) for _, members in itertools.groupby(tasks, lambda task: (task.package.name, task.group))]
-        own = [task for group in self.processes.share(len(groups)) for task in groups[group]]
-        each = len(tasks) / max(len(own), 1)  # rollouts of all processes, for one of this one's
-        found = roll_out(
-            self.engine,
-            self.pool,
-            self.chat,
-            own,
-            policy if isinstance(policy, str) else policy.name,
-            temperature=config.temperature if temperature is None else temperature,
-            run_seed=self.config.seed,
-            max_tokens=config.max_tokens,
-            max_turns=config.max_turns,
-            success=self.config.diagnosis.success,
-            on_progress=lambda ended: self.progress.advance(ended * each),
-        )
-        if not any(usable for (usable,) in self.processes.gather(sum(t.error is None for t in found))):
-            error = found[0].error if found else {"kind": "engine_error", "message": "see the other processes' logs"}
-            raise RuntimeError(f"all {len(tasks)} rollouts of {folder} in {split} failed, the first by {error['kind']}: {error['message']}")
-        self.workdir.write_shard(folder, split, index, found)
-        return found if self.processes.count == 1 else list(self.workdir.read_shards(folder, split, [index]))
+        return self.batches.begin(policy, folder, split, index, tasks, temperature).result()
 
     @contextlib.contextmanager
     def profiled(self, folder: str, step: int) -> Iterator[None]:

@@ -21,7 +21,7 @@ def stage_of(folder: str, split: str) -> str:
         return "synthesize"
     if folder == "grpo_target":
         return "baseline"
-    own = split.startswith("own-") or (split in ("training", "validation") and folder.startswith("adapter-"))
+    own = split.startswith("own-") or split == "agreement" or (split in ("training", "validation") and folder.startswith("adapter-"))
     return "train" if own else "compose"
 
 

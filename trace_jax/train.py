@@ -5,17 +5,23 @@
 The backbone is frozen and shared; an adapter sees its own environment only. Every few iterations it is tried on unseen seeds, and the best
 is what remains. A run that stops goes on from the last checkpoint and, since a batch of rollouts is stored before it is learnt from, ends
 with the same adapter.
+
+With `train.max_lag` = L the batch of iteration i is begun L updates ahead, under the adapter of iteration i - L, and sampled while the
+learner works; the loss weighs its tokens by the importance of the older adapter, truncated. L = 0 is the loop above.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import time
 import zlib
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from model import AdapterBank, CheckpointError, init_bank, load_peft, save_peft
@@ -28,6 +34,8 @@ from rl.loss import LossConfig
 from rl.packing import pack
 from rl.rollout import Task
 from rl.trajectory import Trajectory
+from trace_jax.agreement import check_agreement
+from trace_jax.batches import Batch
 from trace_jax.cli import Arguments
 from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
@@ -97,25 +105,38 @@ def run_grpo(
     """
     config, workdir = runtime.config, runtime.workdir
     batch, every = config.train.groups * config.train.group_size, config.train.validate_every if validation else 0
+    lag, initial = runtime.max_lag(policy(state)), state
+    begun: collections.deque[Batch] = collections.deque()
+
+    def begin(iteration: int, state: LearnerState) -> None:
+        if iteration < iterations:
+            if lag:  # it may be loaded after the update that the state's arrays are donated to
+                state = dataclasses.replace(state, params=jax.tree.map(jnp.copy, state.params))
+            begun.append(runtime.batches.begin(policy(state), shards, "training", iteration, tasks(iteration)))
+
     with contextlib.closing(Checkpoints(workdir.path(f"{folder}/checkpoints"), keep=config.train.keep_checkpoints)) as checkpoints:
         record = {"iteration": 0, "rewards": []}
         if (found := _restored(checkpoints, state)) is not None:
             state, record = found.state, found.record
             validated = record["iteration"] // every * len(validation) if every else 0
             runtime.progress.advance(record["iteration"] * batch + validated, earlier=True)
-        with Metrics(workdir, folder, record["iteration"]) as log:
-            for iteration in range(record["iteration"], iterations):
+        first = record["iteration"]
+        for iteration in range(first, first + lag):
+            begin(iteration, _earlier(checkpoints, initial, state, iteration - lag))
+        with Metrics(workdir, folder, first) as log:
+            for iteration in range(first, iterations):
                 if stop and _saturated(record["rewards"], config.train.stop_reward):
                     runtime.progress.advance((iterations - iteration) * batch, earlier=True)
                     break
                 with runtime.profiled(folder, iteration):
                     began = time.perf_counter()
-                    current = policy(state)
-                    sync = time.perf_counter() - began
-                    found = runtime.roll_out(current, shards, "training", iteration, tasks(iteration))
-                    sync, spent = sync + runtime.sync_seconds, time.perf_counter() - began
+                    begin(iteration + lag, state)
+                    gathering = time.perf_counter() - began
+                    now = begun.popleft()
+                    found = now.result()
+                    sync, spent = gathering + now.sync_seconds, time.perf_counter() - began
                     state, metrics = update(learner, state, found, config.train)
-                metrics |= {"seconds/sync": sync, "seconds/rollout": spent - sync}
+                metrics |= {"seconds/sync": sync, "seconds/rollout": max(0.0, spent - sync)}
                 record = {"iteration": iteration + 1, "rewards": [*record["rewards"], metrics["reward"]]}
                 last = iteration + 1 == iterations or (stop and _saturated(record["rewards"], config.train.stop_reward))
                 if every and (last or (iteration + 1) % every == 0):
@@ -124,9 +145,18 @@ def run_grpo(
                 log.log(iteration, metrics)
                 runtime.progress.advance(0, f"iteration {iteration + 1}/{iterations}, reward {metrics['reward']:.2f}")
                 checkpoints.save(iteration + 1, state, record, score=metrics.get("validation"))
+        for ahead in begun:
+            ahead.cancel()
         checkpoints.wait()
         best = checkpoints.best() if every else None
         return state if best is None else _restored(checkpoints, state, best).state
+
+
+def _earlier(checkpoints: Checkpoints, initial: LearnerState, newest: LearnerState, step: int) -> LearnerState:
+    """The state of an earlier step, under which an undisturbed run would have begun a batch; the newest where it is not kept."""
+    if step <= 0:
+        return initial
+    return _restored(checkpoints, newest, step).state if step in checkpoints.steps() else newest
 
 
 def _restored(checkpoints: Checkpoints, state: LearnerState, step: int | None = None) -> Restored | None:
@@ -198,8 +228,9 @@ def train_adapter(runtime: Runtime, capability: str) -> None:
         found = runtime.tasks(package, "training", TRAINING + iteration * train.groups, train.groups, train.group_size)
         return runtime.with_hints(package, hint_ratio, found)
 
-    learner = make_learner(runtime)
-    state = learner.init(initial_adapter(runtime, capability), seed=config.seed)
+    learner, adapter = make_learner(runtime), initial_adapter(runtime, capability)
+    check_agreement(runtime, learner, adapter, package)
+    state = learner.init(adapter, seed=config.seed)
     state = run_grpo(
         runtime,
         learner,

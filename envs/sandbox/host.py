@@ -14,6 +14,7 @@ and the user's own may be run; nothing that somebody else or a language model wr
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import threading
 import weakref
@@ -35,6 +36,9 @@ Answer = Start | Reply | Score | EnvironmentFault
 class Episode:
     """One running instance of an environment; `Pool.open` makes it. Its methods raise EnvironmentFault, and the same one ever after.
 
+    Attributes:
+      worker: number of the worker that hosts it; batches for different workers run at the same time.
+
     Dropping the last reference frees the instance in its worker.
     """
 
@@ -43,6 +47,7 @@ class Episode:
         self.fault: EnvironmentFault | None = None
         self._pool = pool
         self._over = False
+        self.worker = key % pool.workers
         self._log: list[tuple[str, Sequence, int]] = []  # op, arguments, fingerprint of the reply; begins with the reset
 
     def reset(self) -> Start:
@@ -113,8 +118,8 @@ class Pool:
     """Workers that host environments. A context manager; `close` ends the processes.
 
     Which worker hosts an episode, and with which others, makes no difference to it: that is what the certificate checks of a package.
-    May be used from several threads; their batches follow each other. Make it in a thread that lives as long as the pool: the kernel ends a
-    worker together with the thread that started it (the next batch then starts another and plays the episodes again).
+    May be used from several threads; batches for one worker follow each other. Make it in a thread that lives as long as the pool: the
+    kernel ends a worker together with the thread that started it (the next batch then starts another and plays the episodes again).
 
     Args:
       workers: processes. Two cores less than the machine has is plenty; 256 episodes and more fit in one.
@@ -143,8 +148,11 @@ class Pool:
         self.deadline_s, self.recycle, self.quarantine = deadline_s, recycle, quarantine
         self.hash_seed = hash_seed
         self._process_options = (hash_seed, memory_bytes)
-        self._lock = threading.RLock()
+        self.workers = workers
+        self._locks = [threading.Lock() for _ in range(workers)]
+        self._opening = threading.Lock()
         self._processes: list[Process | None] = [None] * workers
+        self._closed = False
         self._opened = 0
         self._kills: collections.Counter[str] = collections.Counter()  # by package digest
         self.restarts = 0  # workers that were given up
@@ -163,11 +171,10 @@ class Pool:
 
     def close(self) -> None:
         """Ends the workers. Episodes of the pool cannot be used any more."""
-        with self._lock:
-            for process in self._processes:
-                if process is not None:
-                    process.kill()
-            self._processes = []
+        self._closed = True  # no lock: a batch that another thread waits for ends with its worker
+        for process in self._processes:
+            if process is not None:
+                process.kill()
 
     def open(self, package: Package, seed: int, knobs: dict[str, Any] | None = None) -> Episode:
         """An episode that is still to be reset; no message is sent. Workers take turns.
@@ -175,7 +182,7 @@ class Pool:
         Raises:
           PackageError: a knob that the package has not, or out of its range.
         """
-        with self._lock:
+        with self._opening:
             self._opened += 1
             episode = Episode(self, self._opened, package, seed, package.resolve_knobs(knobs))
         weakref.finalize(episode, self._free, episode.key).atexit = False
@@ -193,18 +200,17 @@ class Pool:
           ValueError: an unknown op, an episode of another pool or not yet reset, arguments that are not JSON. Nothing was performed then.
         """
         items = [_Item(i, episode.package, episode, op, arguments) for i, (episode, op, arguments) in enumerate(requests)]
-        with self._lock:
-            begun = set()
-            for item in items:
-                if item.op not in EPISODE_OPS:
-                    raise ValueError(f"request {item.position}: {item.op!r} must be one of {', '.join(EPISODE_OPS)}")
-                if item.episode._pool is not self:
-                    raise ValueError(f"request {item.position}: the episode belongs to another pool")
-                if item.op == "reset":
-                    begun.add(item.episode.key)
-                elif not item.episode._log and item.episode.key not in begun and item.episode.fault is None:
-                    raise ValueError(f"request {item.position}: {item.op} of an episode of {item.package.name} that was never reset")
-            return self._perform(items)
+        begun = set()
+        for item in items:
+            if item.op not in EPISODE_OPS:
+                raise ValueError(f"request {item.position}: {item.op!r} must be one of {', '.join(EPISODE_OPS)}")
+            if item.episode._pool is not self:
+                raise ValueError(f"request {item.position}: the episode belongs to another pool")
+            if item.op == "reset":
+                begun.add(item.episode.key)
+            elif not item.episode._log and item.episode.key not in begun and item.episode.fault is None:
+                raise ValueError(f"request {item.position}: {item.op} of an episode of {item.package.name} that was never reset")
+        return self._perform(items)
 
     def function(self, package: Package, name: str, *arguments: Any) -> Any:
         """The package's `tools` (no arguments; its TOOLS), `oracle` or `hint` (seed and, optionally, knobs), run in a worker and checked.
@@ -228,30 +234,29 @@ class Pool:
                 seed, knobs = (*call, None)[:2]
                 arguments = [seed, package.resolve_knobs(knobs)]
             items.append(_Item(position, package, None, "function", [package.digest, name, arguments]))
-        with self._lock:
-            answers = self._perform(items)
+        answers = self._perform(items)
         for answer in answers:
             if isinstance(answer, EnvironmentFault):
                 raise answer
         return answers
 
     def _perform(self, items: list[_Item]) -> list[Any]:
-        if not self._processes:
-            raise ValueError("the pool is closed")
         answers: list[Any] = [None] * len(items)
         by_slot: dict[int, list[_Item]] = collections.defaultdict(list)
         for item in items:
-            key = item.episode.key if item.episode else item.position
-            by_slot[key % len(self._processes)].append(item)
-        messages = [
-            self._compose(self._ready(slot), [item for item in group if not self._refused(item, answers)])
-            for slot, group in by_slot.items()
-        ]
-        deaths = self._send(messages, answers)
-        for (slot, group), death in zip(by_slot.items(), deaths, strict=True):
-            if death is not None:
-                for item in group:
-                    self._alone(slot, item, answers)
+            by_slot[item.episode.worker if item.episode else item.position % self.workers].append(item)
+        with contextlib.ExitStack() as stack:
+            for slot in sorted(by_slot):  # in one order, so that two batches never wait for each other
+                stack.enter_context(self._locks[slot])
+            messages = [
+                self._compose(self._ready(slot), [item for item in group if not self._refused(item, answers)])
+                for slot, group in by_slot.items()
+            ]
+            deaths = self._send(messages, answers)
+            for (slot, group), death in zip(by_slot.items(), deaths, strict=True):
+                if death is not None:
+                    for item in group:
+                        self._alone(slot, item, answers)
         return answers
 
     def _alone(self, slot: int, item: _Item, answers: list[Any]) -> None:
@@ -366,19 +371,22 @@ class Pool:
 
     def _ready(self, slot: int) -> Process:
         """The slot's worker; a new one where the old is dead or has served its time."""
+        if self._closed:
+            raise ValueError("the pool is closed")
         process = self._processes[slot]
         if process is not None and process.alive and process.opened < self.recycle:
             return process
         if process is not None:
             process.kill()
             self.restarts += 1
-        self._processes[slot] = Process(*self._process_options)
-        return self._processes[slot]
+        process = self._processes[slot] = Process(*self._process_options)
+        if self._closed:  # meanwhile, by another thread
+            process.kill()
+        return process
 
     def _free(self, key: int) -> None:
         """Called when a handle was dropped, by any thread and in the middle of anything, so it only leaves a note."""
-        processes = self._processes
-        process = processes[key % len(processes)] if processes else None
+        process = self._processes[key % self.workers]
         if process is not None:
             process.freed.append(key)
 

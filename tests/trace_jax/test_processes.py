@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -185,3 +187,41 @@ def test_the_engine_of_a_process_takes_the_learners_weights_where_it_holds_them_
     assert found["mesh"] == {"data": 2, "fsdp": devices, "expert": 1, "tensor": 1}
     assert found["shared"] and found["part"]
     assert found["logits"] is True or found["logits"] < 1e-5
+
+
+WAITER = """
+import sys, time
+from trace_jax.cli import Terminated, _sigterm_raises
+from trace_jax.processes import Job, join, leave
+
+index, port, waits = (int(word) for word in sys.argv[1:])
+processes = join(Job(f"127.0.0.1:{port}", 2, index))
+processes.agree(lambda: None)  # both are there
+try:
+    with _sigterm_raises():
+        print("ready", file=sys.__stdout__, flush=True)
+        if index == waits:
+            processes.gather(1)  # the other never comes
+        time.sleep(100)
+except Terminated:
+    leave(143)
+"""
+
+
+@pytest.mark.parametrize("waits", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_processes_that_are_told_to_end_do_so_even_where_one_waits_for_the_other(waits):
+    port = free_port()
+    words = [sys.executable, "-c", WAITER]
+    running = [
+        subprocess.Popen(
+            [*words, str(i), str(port), str(waits)], env=environment(1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for i in range(2)
+    ]
+    for process in running:
+        assert "ready\n" in process.stdout  # the runtime has lines of its own
+    time.sleep(1)
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    errors = [process.communicate(timeout=60)[1] for process in running]
+    assert [process.returncode for process in running] == [143, 143], errors

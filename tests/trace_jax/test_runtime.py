@@ -1,4 +1,5 @@
 import shutil
+import types
 
 import jax
 import pytest
@@ -21,7 +22,7 @@ def test_a_batch_is_sampled_once_and_then_read(runtime, monkeypatch):
     assert [(t.seed, t.trial) for t in found] == [(s, r) for s in range(3) for r in range(2)]
     with runtime.workdir.open(runtime.workdir.root, lock=False) as workdir:
         assert workdir.shards("base", "train") == [0]
-    monkeypatch.setattr("trace_jax.runtime.roll_out", lambda *_, **__: pytest.fail("sampled again"))
+    monkeypatch.setattr("trace_jax.batches.Rollout", lambda *_, **__: pytest.fail("sampled again"))
     assert encode_shard(runtime.roll_out(BASE, "base", "train", 0, tasks)) == encode_shard(found)
 
 
@@ -42,7 +43,7 @@ def test_a_batch_that_infrastructure_failed_as_a_whole_is_not_stored(runtime, mo
     found = runtime.roll_out(BASE, "base", "train", 0, train_tasks(runtime, 1))
     for t in found:
         t.reward, t.error = None, {"kind": "crash", "message": "the worker ended"}
-    monkeypatch.setattr("trace_jax.runtime.roll_out", lambda *_, **__: found)
+    monkeypatch.setattr("trace_jax.batches.Rollout", lambda *_, **__: types.SimpleNamespace(result=lambda: found, cancel=lambda: None))
     with pytest.raises(RuntimeError, match="all 2 rollouts of base in heldout failed, the first by crash: the worker ended"):
         runtime.roll_out(BASE, "base", "heldout", 0, train_tasks(runtime, 1))
     assert runtime.workdir.shards("base", "heldout") == []

@@ -1,8 +1,10 @@
 import dataclasses
+import types
 
 import numpy as np
 import pytest
 
+from rl.engines.protocol import Policy
 from rl.learner import LearnerConfig
 from rl.loss import LossConfig
 from rl.trajectory import Trajectory
@@ -10,8 +12,9 @@ from tests.trace_jax import tiny
 from trace_jax import train
 from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
-from trace_jax.runtime import VALIDATION, Runtime
+from trace_jax.runtime import TRAINING, VALIDATION, Runtime, plan
 from trace_jax.train import initial_adapter, learner_config, load_adapter, loss_config, train_adapter, update
+from trace_jax.workdir import Workdir
 
 ONE = "precondition_verification"
 
@@ -117,20 +120,26 @@ def test_the_adapter_that_is_best_on_unseen_seeds_remains(tmp_path, checkpoint, 
     settings = dict(train__iterations="3", train__validate_every="1", train__keep_checkpoints="1", train__validation_seeds="3")
     with tiny.open_tiny(tmp_path, checkpoint, **settings) as runtime:
         tiny.store_environment(runtime, ONE)
-        roll_out, seen, after = runtime.roll_out, [], []
+        roll_out, begin, seen, after = runtime.roll_out, runtime.batches.begin, [], []
+
+        def contrasted(policy, folder, split, *more):
+            batch = begin(policy, folder, split, *more)
+            if split == "training":  # a reward of its own for each rollout, so that every iteration is an update
+                found = [dataclasses.replace(t, reward=i / 8) for i, t in enumerate(batch.result())]
+                batch.result = lambda: found
+            return batch
 
         def scored(policy, folder, split, index, tasks, *more):
             found = roll_out(policy, folder, split, index, tasks, *more)
             if split == "validation":
                 seen.append({t.seed for t in tasks})
                 found = [dataclasses.replace(t, reward=rewards[index]) for t in found]
-            if split == "training":  # a reward of its own for each rollout, so that every iteration is an update
-                found = [dataclasses.replace(t, reward=i / len(found)) for i, t in enumerate(found)]
             if split.startswith("own-"):
                 after.append(policy)
             return found
 
         monkeypatch.setattr(runtime, "roll_out", scored)
+        monkeypatch.setattr(runtime.batches, "begin", contrasted)
         train.make_learner.cache_clear()
         train_adapter(runtime, ONE)
         assert after[-1].version == best == runtime.workdir.read_json(f"adapters/{ONE}/summary.json")["updates"]
@@ -151,6 +160,71 @@ def test_a_step_is_split_into_what_it_spends_its_time_on(undisturbed):
         names = ["rollout", "sync", *(["pack", "transfer", "step"] if row["trajectories_kept"] else [])]
         assert sorted(name for name in row if name.startswith("seconds/")) == sorted(f"seconds/{name}" for name in names)
         assert all(row[f"seconds/{name}"] >= 0 for name in names) and row["seconds/rollout"] > 0
+
+
+@pytest.fixture(scope="module")
+def lagging(tmp_path_factory, checkpoint):
+    """Rollouts run one update behind."""
+    settings = dict(train__max_lag="1", train__iterations="4", train__validate_every="0", train__agreement="0")
+    with tiny.open_tiny(tmp_path_factory.mktemp("lagging"), checkpoint, **settings) as runtime:
+        tiny.retain(runtime, ONE)
+        tiny.store_environment(runtime, ONE)
+        train.make_learner.cache_clear()
+        train_adapter(runtime, ONE)
+        yield runtime
+
+
+def test_with_lag_a_batch_is_sampled_under_the_adapter_of_the_iteration_before(lagging):
+    rows = lagging.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")
+    updates = np.cumsum([0] + [row["trajectories_kept"] > 0 for row in rows])  # before each iteration
+    under = [updates[max(0, i - 1)] for i in range(4)]
+    assert [{t.policy["version"] for t in lagging.workdir.read_shards(f"adapter:{ONE}", "training", [i])} for i in range(4)] == [
+        {version} for version in under
+    ]
+    lags = [updates[i] - under[i] for i in range(4)]
+    assert max(lags) == 1 and all(row.get("policy_lag", lag) == lag for row, lag in zip(rows, lags, strict=True))
+
+
+def test_the_batch_behind_is_what_the_older_adapter_samples(lagging, tmp_path, checkpoint):
+    with tiny.open_tiny(tmp_path, checkpoint, train__agreement="0") as runtime:
+        tiny.store_environment(runtime, ONE)
+        tasks = runtime.tasks(runtime.environment(ONE), "training", TRAINING + 2, 2, 4)
+        found = runtime.roll_out(Policy("p", 0, adapters=initial_adapter(runtime, ONE)), "p", "training", 1, tasks)
+    behind = lagging.workdir.read_shards(f"adapter:{ONE}", "training", [1])
+    assert [t.tokens.tolist() for t in behind] == [t.tokens.tolist() for t in found]
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_an_interrupted_training_with_lag_ends_with_the_same_adapter(lagging, tmp_path, checkpoint, monkeypatch, at):
+    def interrupted(*args, **options):
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return original(*args, **options)
+
+    calls, original = [], train.group_advantages
+    monkeypatch.setattr(train, "group_advantages", interrupted)
+    overrides = dict(train__max_lag="1", train__iterations="4", train__validate_every="0", train__agreement="0")
+    with tiny.open_tiny(tmp_path, checkpoint, **overrides) as runtime:
+        tiny.retain(runtime, ONE)
+        tiny.store_environment(runtime, ONE)
+        train.make_learner.cache_clear()
+        with pytest.raises(KeyboardInterrupt):
+            train_adapter(runtime, ONE)
+        runtime.workdir.close()
+        again = Runtime(runtime.config, runtime.workdir, runtime.progress)
+        again.plan(plan(again.config))
+    with Workdir.open(again.workdir.root, again.config) as again.workdir, again:
+        train_adapter(again, ONE)
+        assert adapter_bytes(again) == adapter_bytes(lagging)
+
+
+def test_lag_beside_the_learner_on_several_devices_is_refused(runtime, monkeypatch):
+    runtime.config = dataclasses.replace(runtime.config, train=dataclasses.replace(runtime.config.train, max_lag=1))
+    assert runtime.max_lag(Policy("p")) == 1
+    monkeypatch.setitem(runtime.__dict__, "local_model", types.SimpleNamespace(mesh=types.SimpleNamespace(size=8)))
+    with pytest.raises(InputError, match="'train.max_lag': 1 needs an engine on devices of its own"):
+        runtime.max_lag(Policy("p"))
 
 
 def test_a_profile_of_the_iterations_asked_for_is_left(tmp_path, checkpoint):
