@@ -23,6 +23,13 @@ import numpy as np
 BLOCK = 16  # tokens
 
 
+def pool_size(lanes: int, context: int, blocks: int | None = None) -> tuple[int, int]:
+    """(blocks, states) of a pool: by default for a quarter of the lanes' tokens, one context at least; a state for each context in it."""
+    if blocks is None:
+        blocks = -(-max(lanes * context // 4, context) // BLOCK)
+    return blocks, -(-blocks * BLOCK // context)
+
+
 @dataclasses.dataclass(eq=False)
 class Node:
     """One block of a context.

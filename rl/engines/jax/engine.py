@@ -23,11 +23,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from model import AdapterBank, CausalLM, init_cache, init_pool
 from model.lora import bank_shardings
-from rl.engines.jax.blocks import BLOCK, Node, PrefixTree
+from rl.engines.jax.blocks import BLOCK, Node, PrefixTree, pool_size
 from rl.engines.jax.policies import Loaded, load_policy, route
 from rl.engines.jax.sampler import session_key
 from rl.engines.jax.scheduler import Scheduler, Session
-from rl.engines.jax.steps import CONTEXT, LENGTH, RUNNING, STOP, Turn, count_compiles, decode, extend, restore, store
+from rl.engines.jax.steps import CONTEXT, LENGTH, RUNNING, STOP, Turn, cache_lengths, count_compiles, decode, extend, restore, store
 from rl.engines.protocol import Completion, EngineError, Policy, Request
 
 _FINISH = {STOP: "stop", LENGTH: "length", CONTEXT: "context"}
@@ -43,13 +43,12 @@ class JaxEngine:
       model: its weights stay where they are and are never donated.
       lanes: requests that run at once. There may be more sessions.
       context: longest context in tokens.
-      blocks: size of the pool in blocks of 16 tokens; by default `default_blocks`. Its recurrent states are as many as contexts fit in it.
+      blocks: of 16 tokens in the pool, see `pool_size`.
       steps: tokens sampled per lane in one call of the device, at most.
       patience: share of the running lanes that may have finished before the device returns.
       rows, chunk: new tokens enter the cache `chunk` at a time, `rows` lanes together.
       prefill_budget: tokens that enter the cache between two calls that decode, or one call's; as many as there are while nothing decodes.
-      lengths: cache lengths to compile for; a call uses the shortest that holds its lanes. The context is always one of them. By default an
-        eighth, a quarter and a half of it from 1024 tokens on.
+      lengths: cache lengths to compile for, see `cache_lengths`; a call uses the shortest that holds its lanes.
       forget: without sessions nothing is kept; else prompts find what earlier ones had in common with them, as far as the pool has room.
       max_waiting: requests that may wait for a lane.
       experts: completions of a sparse model say which experts were taken.
@@ -79,20 +78,18 @@ class JaxEngine:
     ):
         if lanes < 1 or context < 2 or steps < 1:
             raise EngineError(f"lanes = {lanes}, context = {context}, steps = {steps}: must be at least 1, 2 and 1")
-        blocks = default_blocks(lanes, context) if blocks is None else blocks
+        blocks, states = pool_size(lanes, context, blocks)
         if blocks < 0 or prefill_budget < 1 or max_waiting < 1:
             raise EngineError(f"blocks = {blocks}, prefill_budget = {prefill_budget}, max_waiting = {max_waiting}: at least 0, 1 and 1")
         self.lanes, self.context = lanes, context
         self._steps, self._patience, self._forget, self._max_waiting = steps, patience, forget, max_waiting
         self._rows, self._chunk, self._budget = min(rows, lanes), min(chunk, context), prefill_budget
-        if lengths is None:
-            lengths = [context // 8, context // 4, context // 2] if context >= 1024 else []
-        self._lengths = sorted({min(n, context) for n in lengths} | {context})
+        self._lengths = cache_lengths(context, lengths)
         self._config, self._mesh = model.config, model.mesh
         self._model = model.config, model.mesh, model.parameters()
         sparse = model.config.count("sparse")
         self._experts = (sparse, model.config.num_experts_per_tok) if experts and sparse else None  # [L', k]
-        dtype, states = model.embed[...].dtype, -(-blocks * BLOCK // context)
+        dtype = model.embed[...].dtype
         self._cache = self._empty(lambda: init_cache(model.config, lanes, context, dtype))
         self._pool = self._empty(lambda: init_pool(model.config, max(blocks, 1), BLOCK, max(states, 1), dtype))
         self._tree = PrefixTree(blocks, states, self._cache.recurrent)
@@ -131,7 +128,7 @@ class JaxEngine:
         if session is None:
             session = Session(request.session, loaded, np.zeros(self.context, np.int32))
             if self._experts:
-                session.experts = np.empty((self.context, *self._experts), np.int16)
+                session.experts = np.full((self.context, *self._experts), -1, np.int16)
             self._sessions[request.session] = session
         session.request, session.loaded, session.logprobs = request, loaded, []
         if len(request.tokens) >= self.context:
@@ -285,11 +282,10 @@ class JaxEngine:
         request, session.request = session.request, None
         self._scheduler.finish(session)
         tokens = session.tokens[len(request.tokens) : session.known].copy()
-        experts = None
-        if session.experts is not None:
-            experts = np.full((len(request.tokens) + len(tokens), *self._experts), -1, np.int16)
-            experts[: session.cached] = session.experts[: session.cached]
         logprobs = np.array(session.logprobs, np.float32)
+        experts = session.experts
+        if experts is not None:
+            experts = experts[: len(request.tokens) + len(tokens)].copy()
         self._done.append(Completion(session.name, tokens, logprobs, finish, session.loaded.policy.version, experts))
 
     # --- tokens that are known
@@ -455,8 +451,3 @@ class JaxEngine:
 
     def _length(self, needed: int) -> int:
         return next((length for length in self._lengths if length >= needed), self.context)
-
-
-def default_blocks(lanes: int, context: int) -> int:
-    """Blocks of a pool that holds a quarter of what the lanes hold, and at least one context."""
-    return -(-max(lanes * context // 4, context) // BLOCK)

@@ -29,7 +29,7 @@ class Session:
       chain: the blocks of the pool that it holds.
       begun: its tokens are being computed; False while it waits for another session to compute some of them.
       logprobs: of what was sampled for the request.
-      experts: int16 [context, L', k] of the first `cached` tokens, see `rl.engines.protocol.Completion`.
+      experts: int16 [context, L', k], see `rl.engines.protocol.Completion`; None where nobody asks.
     """
 
     name: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -189,6 +190,16 @@ def decode(
     out = Sampled(jnp.zeros((lanes, steps), jnp.int32), jnp.zeros((lanes, steps)), none, none + RUNNING, chosen)
     _, head, _, out = jax.lax.while_loop(going, body, (0, cache.head(length), turn, out))
     return _laid_out(cache.with_head(head), mesh), out
+
+
+def cache_lengths(context: int, lengths: Sequence[int] | None = None) -> list[int]:
+    """The given lengths and the context, in order; by default an eighth, a quarter and a half of a context of 1024 tokens or more.
+
+    A call that decodes a part of the context works on a copy of it, which the whole context does not need.
+    """
+    if lengths is None:
+        lengths = [context // 8, context // 4, context // 2] if context >= 1024 else []
+    return sorted({min(length, context) for length in lengths} | {context})
 
 
 def count_compiles() -> int:
