@@ -27,7 +27,20 @@ from rl.engines.jax.blocks import BLOCK, Node, PrefixTree, pool_size
 from rl.engines.jax.policies import Loaded, load_policy, route
 from rl.engines.jax.sampler import session_key
 from rl.engines.jax.scheduler import Scheduler, Session
-from rl.engines.jax.steps import CONTEXT, LENGTH, RUNNING, STOP, Turn, cache_lengths, count_compiles, decode, extend, restore, store
+from rl.engines.jax.steps import (
+    CONTEXT,
+    LENGTH,
+    RUNNING,
+    STOP,
+    Turn,
+    cache_lengths,
+    count_compiles,
+    decode,
+    extend,
+    laid_out,
+    restore,
+    store,
+)
 from rl.engines.protocol import Completion, EngineError, Policy, Request
 
 _FINISH = {STOP: "stop", LENGTH: "length", CONTEXT: "context"}
@@ -202,7 +215,7 @@ class JaxEngine:
 
     def _empty(self, make: Callable[[], Any]) -> Any:
         """A cache or pool, laid out over the mesh."""
-        return make() if self._mesh is None else jax.jit(make, out_shardings=jax.eval_shape(make).shardings(self._mesh))()
+        return jax.jit(lambda: laid_out(make(), self._mesh))()
 
     def _copy(self, arrays: Any) -> Any:
         """Arrays of our own, on a mesh laid out as the learner's; a gate is whole everywhere."""

@@ -85,13 +85,13 @@ def store(
     states: jax.Array,
 ) -> Pool:
     """Copies the places[G]-th block of lanes[G] to blocks[G], and where lanes standing[H] stand to states[H]; see `Pool.store`."""
-    return _laid_out(pool.store(cache, lanes, places, blocks, standing, states), mesh)
+    return laid_out(pool.store(cache, lanes, places, blocks, standing, states), mesh)
 
 
 @functools.partial(jax.jit, static_argnames="mesh", donate_argnames="cache")
 def restore(mesh: Mesh | None, cache: Cache, pool: Pool, lanes: jax.Array, blocks: jax.Array, states: jax.Array) -> Cache:
     """Copies blocks[G, M] to the beginning of lanes[G], and states[G] to where they stand; see `Cache.restore`."""
-    return _laid_out(cache.restore(pool, lanes, blocks, states), mesh)
+    return laid_out(cache.restore(pool, lanes, blocks, states), mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "mesh", "length", "experts"), donate_argnames="cache")
@@ -124,7 +124,7 @@ def extend(
     routing, rows = slots.routing(gate), cache.take(lanes, length)
     out = model.forward(tokens, positions, inside.astype(jnp.int32), bank, routing, rows, collect=_collected(experts))
     cache = cache.put(lanes, jnp.where(inside, positions, cache.length), out.cache)
-    return _laid_out(cache, mesh), out.experts.astype(jnp.int16) if experts else None
+    return laid_out(cache, mesh), out.experts.astype(jnp.int16) if experts else None
 
 
 @functools.partial(jax.jit, static_argnames=("config", "mesh", "steps", "length", "limited", "experts"), donate_argnames="cache")
@@ -189,7 +189,7 @@ def decode(
     none = jnp.zeros(lanes, jnp.int32)
     out = Sampled(jnp.zeros((lanes, steps), jnp.int32), jnp.zeros((lanes, steps)), none, none + RUNNING, chosen)
     _, head, _, out = jax.lax.while_loop(going, body, (0, cache.head(length), turn, out))
-    return _laid_out(cache.with_head(head), mesh), out
+    return laid_out(cache.with_head(head), mesh), out
 
 
 def cache_lengths(context: int, lengths: Sequence[int] | None = None) -> list[int]:
@@ -211,5 +211,6 @@ def _collected(experts: bool) -> tuple[str, ...]:
     return ("experts",) if experts else ()
 
 
-def _laid_out(held: Cache | Pool, mesh: Mesh | None) -> Cache | Pool:
+def laid_out(held: Cache | Pool, mesh: Mesh | None) -> Cache | Pool:
+    """`held` as every step gives it back, so that no later call finds another layout than the first and is compiled again."""
     return held if mesh is None else jax.lax.with_sharding_constraint(held, held.shardings(mesh))
