@@ -325,6 +325,8 @@ class JaxEngine:
                 self._store(session, session.lane)
             behind = [session for session in behind if session not in complete]
             waiting = [session for session in behind if not session.begun] if complete else []
+        if spent:
+            jax.block_until_ready(self._cache)  # else the next call that decodes would be charged with it
         self._counts["prefill_seconds"] += time.perf_counter() - began
 
     def _begin(self, sessions: Sequence[Session]) -> None:

@@ -1,7 +1,7 @@
 """Who has which lane: sessions queue for lanes, keep theirs between their turns, and lose it when another one needs it.
 
-A lane is what a running request needs. There may be any number of sessions; a queue and the lanes take them in the order of their
-requests, so nothing waits for a lane that its owner does not use.
+A lane is what a running request needs. There may be any number of sessions: a request without a lane takes a free one, or the one whose
+session has been between its turns for longest. A session that asks again before that goes on at once, ahead of those that wait for lanes.
 """
 
 from __future__ import annotations
