@@ -98,6 +98,7 @@ class JaxEngine:
         self._steps, self._patience, self._forget, self._max_waiting = steps, patience, forget, max_waiting
         self._rows, self._chunk, self._budget = min(rows, lanes), min(chunk, context), prefill_budget
         self._lengths = cache_lengths(context, lengths)
+        self._parts = cache_lengths(context, [context // 4, context // 2])  # lengths that are copied from the pool
         self._config, self._mesh = model.config, model.mesh
         self._model = model.config, model.mesh, model.parameters()
         sparse = model.config.count("sparse")
@@ -204,7 +205,7 @@ class JaxEngine:
                 self._extend_lanes([], loaded, length)
                 for some in {False, limited}:
                     self._decode_lanes([], loaded, length, some)
-        for length in self._lengths:
+        for length in self._parts:
             self._restore_lanes([], length)
         self._store_blocks([], [])
 
@@ -345,7 +346,8 @@ class JaxEngine:
                 found.append((session, nodes, length))
         for start in range(0, len(found), self._rows):
             some = found[start : start + self._rows]
-            self._restore_lanes(some, self._length(max(length for _, _, length in some)))
+            longest = max(length for _, _, length in some)
+            self._restore_lanes(some, next(length for length in self._parts if length >= longest))
 
     def _awaited(self, session: Session, missing: Sequence[Node]) -> bool:
         """Whether others are computing enough of what the session misses."""
