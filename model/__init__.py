@@ -2,7 +2,7 @@
 
 from model.cache import Cache, Pool, init_cache, init_pool
 from model.causal_lm import CausalLM, Output
-from model.composed import export_composed
+from model.composed import export_composed, save_gate_update
 from model.config import Config, parse_config, read_config
 from model.errors import CheckpointError, ConfigError
 from model.export_hf import load_gate, merge, save_gate, save_pretrained
@@ -42,6 +42,7 @@ __all__ = [
     "parse_config",
     "read_config",
     "save_gate",
+    "save_gate_update",
     "save_peft",
     "save_pretrained",
     "slice_bank",

@@ -2,7 +2,7 @@
 
 The folder holds the base's weight files under their own names (hard links, since a base has tens of gigabytes), one more file with the bank
 and the gate, and `composed_hf/modeling_trace.py`, which says how they go together. That file imports nothing of ours; the tensors' names
-and layouts are described there.
+and layouts are described there. `sglang_trace` comes along too: the same model for SGLang, which reads the same tensors.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from model.tensor_files import LazyTensor, TensorFiles, exists, open_tensors, re
 
 FORMAT = 1  # see `composed_hf/modeling_trace.py`
 _MODELLING_FILE = Path(__file__).parent / "composed_hf" / "modeling_trace.py"
+_SGLANG_PACKAGE = Path(__file__).parent / "sglang_trace"
 _CLASSES = {
     "qwen3": "TraceQwen3ForCausalLM",
     "qwen3_moe": "TraceQwen3MoeForCausalLM",
@@ -77,6 +78,7 @@ def export_composed(base: str | Path, bank: AdapterBank, gate: Gate, out: str | 
             if exists(base, name):
                 (part / name).write_bytes(read_text(base, name).encode())
         shutil.copyfile(_MODELLING_FILE, part / _MODELLING_FILE.name)
+        shutil.copytree(_SGLANG_PACKAGE, part / _SGLANG_PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
         trace = {"format": FORMAT, "slots": list(slots), "rank": bank.rank, "scale": [float(x) for x in np.asarray(bank.scale)]}
         name = _CLASSES[config.model_type]
         auto_map = {"AutoModelForCausalLM": f"{_MODELLING_FILE.stem}.{name}"}
@@ -85,6 +87,25 @@ def export_composed(base: str | Path, bank: AdapterBank, gate: Gate, out: str | 
         part.rename(out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def save_gate_update(folder: str | Path, gate: Gate, out: str | Path) -> None:
+    """Writes the folder `out` with a gate alone, for an SGLang server that runs an exported model:
+
+        POST /update_weights_from_disk {"model_path": "OUT", "weight_version": "2"}
+
+    The server first finishes the requests that run under the old gate, and refuses one that is not for its number of slots.
+
+    Args:
+      folder: of the exported model, or of its base.
+
+    Raises `ValueError` for a gate that does not fit `folder`, and `FileExistsError` if `out` is there already.
+    """
+    raw, config = json.loads(read_text(folder, "config.json")), read_config(folder)
+    _check_gate(config, gate, len(raw["trace_jax"]["slots"]) if "trace_jax" in raw else gate.kernel.shape[-1])
+    Path(out).mkdir(parents=True)
+    write_tensors(Path(out), gate_tensors(gate))
+    write_json(Path(out) / "config.json", raw)
 
 
 def trace_tensors(config: Config, bank: AdapterBank, gate: Gate) -> dict[str, LazyTensor]:
@@ -98,7 +119,13 @@ def trace_tensors(config: Config, bank: AdapterBank, gate: Gate) -> dict[str, La
             prefix = f"model.layers.{layer}.{module}"
             tensors[f"{prefix}.A"] = LazyTensor((*experts, ranks, projection.width), a.dtype, lambda a=a, row=row: _turn_a(a[row]))
             tensors[f"{prefix}.B"] = LazyTensor((*experts, projection.out, ranks), b.dtype, lambda b=b, row=row: _turn_b(b[row]))
-    for layer in range(config.num_hidden_layers):
+    return tensors | gate_tensors(gate)
+
+
+def gate_tensors(gate: Gate) -> dict[str, LazyTensor]:
+    """The gate's part of them."""
+    tensors = {}
+    for layer in range(len(gate.kernel)):
         for name, stack in (("kernel", gate.kernel), ("bias", gate.bias)):
             tensors[f"model.layers.{layer}.input_layernorm.gate.{name}"] = LazyTensor(
                 stack.shape[1:], np.float32, lambda stack=stack, layer=layer: np.asarray(stack[layer], np.float32)
@@ -119,17 +146,21 @@ def _turn_b(b: jax.Array) -> np.ndarray:
 
 
 def _check(config: Config, bank: AdapterBank, gate: Gate, slots: Sequence[str]) -> None:
-    k, layers, shapes = bank.size, config.num_hidden_layers, bank_shapes(config, bank.size, bank.rank)
+    k, shapes = bank.size, bank_shapes(config, bank.size, bank.rank)
     if bank.a.keys() != shapes.keys():
         raise ValueError(f"the bank adapts {', '.join(sorted(bank.a))}, the base has {', '.join(sorted(shapes))}")
     for name, want in shapes.items():
         if (got := (bank.a[name].shape, bank.b[name].shape)) != want:
             raise ValueError(f"the bank's {name} has shapes {got}, the base implies {want}; it was made for another base")
-    if gate.kernel.shape != (layers, config.hidden_size, k + 1) or gate.bias.shape != (layers, k + 1):
-        want = (layers, config.hidden_size, k + 1)
-        raise ValueError(f"the gate's kernel {gate.kernel.shape} and bias {gate.bias.shape} do not fit base and bank, kernel {want}")
+    _check_gate(config, gate, k + 1)
     if len(slots) != k + 1 or len(set(slots)) != len(slots):
         raise ValueError(f"slots must be {k + 1} different names, that of the base first, got {list(slots)}")
+
+
+def _check_gate(config: Config, gate: Gate, slots: int) -> None:
+    layers = config.num_hidden_layers
+    if gate.kernel.shape != (want := (layers, config.hidden_size, slots)) or gate.bias.shape != (layers, slots):
+        raise ValueError(f"the gate's kernel {gate.kernel.shape} and bias {gate.bias.shape} do not fit base and bank, kernel {want}")
 
 
 def _bring_base(base: str | Path, tensors: TensorFiles, folder: Path) -> dict[str, str]:

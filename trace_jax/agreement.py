@@ -18,11 +18,10 @@ from model import AdapterBank
 from rl.engines.protocol import Policy
 from rl.learner import Learner
 from rl.packing import pack
-from trace_jax.runtime import AGREEMENT, Runtime
+from trace_jax.runtime import AGREEMENT, AGREEMENT_SEEDS, Runtime
 
 FILE = "agreement.json"
-SEQUENCES = 64
-_CHANGE = 0.3  # size of the random adapter's output, beside that of the projection it is added to, roughly
+_CHANGE = 0.6  # size of the random adapter's output, beside that of the projection it is added to, roughly
 
 
 def check_agreement(runtime: Runtime, learner: Learner, adapter: AdapterBank, package: Package) -> None:
@@ -42,7 +41,7 @@ def check_agreement(runtime: Runtime, learner: Learner, adapter: AdapterBank, pa
         return
     params = learner.init(_random(adapter, runtime.config.seed)).params
     policy = Policy(name="agreement", version=1, adapters=learner.gathered(params))
-    tasks = runtime.tasks(package, "agreement", AGREEMENT, SEQUENCES, 1)
+    tasks = runtime.tasks(package, "agreement", AGREEMENT, AGREEMENT_SEEDS, 1)
     found = [t for t in runtime.roll_out(policy, f"agreement-{engine}", "agreement", 0, tasks) if t.error is None]
     rows = learner.config.micro_rows
     batch = pack(found, np.zeros(len(found), np.float32), lengths=runtime.config.train.row_lengths, micro_rows=rows)

@@ -169,7 +169,11 @@ FLAGS = {
     "adapter": (flags.DEFINE_string, None, "a PEFT adapter folder; left out, the model alone"),
     "input": (flags.DEFINE_string, None, 'file of lines {"tokens": [...]}'),
     "output": (flags.DEFINE_string, None, 'file to write, lines {"logprobs": [null, ...]}'),
-    "what": (flags.DEFINE_string, None, "adapter:CAPABILITY, merged:CAPABILITY or composed"),
+    "what": (
+        flags.DEFINE_string,
+        None,
+        "adapter:CAPABILITY, merged:CAPABILITY, composed, or gate: a new gate for an SGLang server of the composed",
+    ),
     "out": (flags.DEFINE_string, None, "folder to write to"),
     "profile_steps": (
         flags.DEFINE_list,

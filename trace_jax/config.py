@@ -83,7 +83,11 @@ class TargetSection:
 class RolloutSection:
     """How episodes are sampled."""
 
-    engine: str = field("jax", "what samples the tokens", ("jax",))
+    engine: str = field(
+        "jax",
+        "what samples base and adapters: the embedded engine, SGLang servers, or SGL-JAX in this process; gates are always the first's",
+        ("jax", "sglang", "sgl_jax"),
+    )
     lanes: int = field(64, "episodes decoded at once", "[1, inf)", changes=True)
     context: int = field(320, "tokens of one episode, all turns together", "[16, inf)")
     max_tokens: int = field(64, "tokens of one turn", "[1, inf)")
@@ -96,6 +100,24 @@ class RolloutSection:
     )
     deadline: float | None = field(None, "seconds of an episode, then it is a failure of the infrastructure", "(0, inf)", changes=True)
     retries: int = field(1, "how often an episode is played again that the engine failed", "[0, 10]", changes=True)
+
+
+@section()
+class ServersSection:
+    """SGLang servers, for rollout.engine=sglang."""
+
+    urls: tuple[str, ...] = field((), "addresses such as http://host:30000; empty: servers are started on this machine", changes=True)
+    count: int = field(1, "servers to start", "[1, inf)", changes=True)
+    python: str = field("", "program that has sglang, with a command before it if need be; empty: this one", changes=True)
+    device: str = field("cuda", "what started servers run on", ("cuda", "cpu"), changes=True)
+    tensor: int = field(1, "GPUs that share the weights of one server", "[1, inf)", changes=True)
+    memory: float | None = field(None, "share of a GPU's memory for a server's weights and cache; none: SGLang's own choice", "(0, 1)")
+    adapters: int = field(4, "adapters side by side in a batch, the base is one", "[2, inf)", changes=True)
+    deterministic: bool = field(False, "tokens follow from seeds; few attention backends can", changes=True)
+    options: str = field("", "more words of the command line of sglang.launch_server", changes=True)
+    start: float = field(900.0, "seconds in which all servers must answer", "(0, inf)", changes=True)
+    outage: float = field(300.0, "seconds without any server, at the start too, after which turns are failures", "(0, inf)", changes=True)
+    request: float = field(600.0, "seconds of one turn with all its attempts, then the engine has failed it", "(0, inf)", changes=True)
 
 
 @section()
@@ -250,6 +272,7 @@ class Config:
     mesh: MeshSection = MeshSection()
     target: TargetSection = dataclasses.field(default_factory=TargetSection)  # its knobs are a dictionary
     rollout: RolloutSection = RolloutSection()
+    servers: ServersSection = ServersSection()
     diagnosis: DiagnosisSection = DiagnosisSection()
     synthesis: SynthesisSection = SynthesisSection()
     train: TrainSection = TrainSection()

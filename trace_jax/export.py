@@ -1,7 +1,11 @@
-"""`trace-jax export --what=adapter:C|merged:C|composed --out=DIR`: what was trained, in Hugging Face format.
+"""`trace-jax export --what=adapter:C|merged:C|composed|gate --out=DIR`: what was trained, in Hugging Face format.
 
 An adapter becomes a PEFT folder, a merged model a checkpoint that loads anywhere the base does. The routed model is no linear sum of
-weights: its folder holds base, adapters and gate, and a modelling file with which transformers routes as this project's engine does.
+weights: its folder holds base, adapters and gate, and a modelling file with which transformers routes as this project's engine does, and
+a package with which SGLang does. A gate alone is for an SGLang server that runs an earlier export of the same adapters:
+
+    PYTHONPATH=DIR SGLANG_EXTERNAL_MODEL_PACKAGE=sglang_trace python -m sglang.launch_server --model-path DIR
+    curl SERVER/update_weights_from_disk -H 'Content-Type: application/json' -d '{"model_path": "GATE_DIR", "weight_version": "2"}'
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-from model import constant_gate, export_composed, load_gate, merge, save_peft, save_pretrained
+from model import Gate, constant_gate, export_composed, load_gate, merge, save_gate_update, save_peft, save_pretrained
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.policies import Mixture, read_routing, trained_mixture
@@ -24,11 +28,11 @@ def main(arguments: Arguments) -> None:
     """Writes the folder.
 
     Raises:
-      InputError: `--what` is none of the three, what it names was not trained, or the folder exists or cannot be made.
+      InputError: `--what` is none of the four, what it names was not trained, or the folder exists or cannot be made.
     """
     kind, _, capability = arguments.what.partition(":")
-    if arguments.what != "composed" and (kind not in ("adapter", "merged") or not capability):
-        raise InputError(f"--what={arguments.what}: give adapter:CAPABILITY, merged:CAPABILITY or composed")
+    if arguments.what not in ("composed", "gate") and (kind not in ("adapter", "merged") or not capability):
+        raise InputError(f"--what={arguments.what}: give adapter:CAPABILITY, merged:CAPABILITY, composed or gate")
     out = pathlib.Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out={out}: exists already; give another folder")
@@ -45,10 +49,12 @@ def main(arguments: Arguments) -> None:
 
 def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.Path], None]:
     """What writes the folder, everything that it needs being there."""
-    if kind == "composed":
+    if kind in ("composed", "gate"):
         if (mixture := trained_mixture(runtime)) is None:
             raise InputError(f"nothing is trained in {runtime.workdir.root}; run trace-jax run first")
-        read_routing(runtime, mixture.slots)
+        gate = composed_gate(runtime, mixture)
+        if kind == "gate":
+            return lambda out: save_gate_update(runtime.config.model.folder, gate, out)
         return lambda out: write_composed(runtime, mixture, out)
     bank = load_adapter(runtime, capability)
     if kind == "adapter":
@@ -64,11 +70,14 @@ def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.P
 
 
 def write_composed(runtime: Runtime, mixture: Mixture, out: pathlib.Path) -> None:
-    """The policy `composed` as a Hugging Face folder; where the gate was not kept, its gate always takes the best adapter's slot."""
+    """The policy `composed` as a folder."""
+    export_composed(runtime.config.model.folder, mixture.bank, composed_gate(runtime, mixture), out, mixture.slots)
+
+
+def composed_gate(runtime: Runtime, mixture: Mixture) -> Gate:
+    """The gate of the policy `composed`; where the trained one was not kept, it always takes the best adapter's slot."""
     routing = read_routing(runtime, mixture.slots)
     if routing["kept"]:
-        gate = load_gate(runtime.workdir.path("gate/gate.safetensors"))
-    else:
-        slot = mixture.slots.index(routing["composed"].removeprefix("adapter:"))
-        gate = constant_gate(runtime.model.config, len(mixture.slots), slot)
-    export_composed(runtime.config.model.folder, mixture.bank, gate, out, mixture.slots)
+        return load_gate(runtime.workdir.path("gate/gate.safetensors"))
+    slot = mixture.slots.index(routing["composed"].removeprefix("adapter:"))
+    return constant_gate(runtime.model.config, len(mixture.slots), slot)

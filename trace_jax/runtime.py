@@ -32,6 +32,7 @@ from rl.trajectory import Trajectory
 from trace_jax.batches import Batches
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
+from trace_jax.engines import embedded_engine, sgl_jax_engine, sglang_engine
 from trace_jax.errors import InputError
 from trace_jax.fit import fit
 from trace_jax.mesh import engine_axes, local_copy, make_mesh
@@ -47,7 +48,8 @@ GATE = 3_000_000
 GATE_TRAINING = 4_000_000
 SELECTION = 5_000_000  # held-out seeds of the capability environments, which decide what is kept
 VALIDATION = 6_000_000  # others, which decide which iteration's adapter, or gate, is the best
-AGREEMENT = 7_000_000
+AGREEMENT = 7_000_000  # of them so many: on which engine and learner must agree
+AGREEMENT_SEEDS = 64
 HELDOUT_TASKS = 9_000_000
 _APART = 1_000_000  # seeds of one purpose
 
@@ -63,7 +65,9 @@ def plan(config: Config, capabilities: int = 4) -> dict[str, float]:
         "rollouts": config.target.train_tasks * config.diagnosis.trials,
         "diagnose": 1,
         "synthesize": synthesis.calibration_seeds * synthesis.calibration_rollouts * capabilities,
-        "train": (train.iterations * batch + train.validations(train.iterations) * train.validation_seeds) * capabilities + 2 * selection,
+        "train": (train.iterations * batch + train.validations(train.iterations) * train.validation_seeds) * capabilities
+        + 2 * selection
+        + AGREEMENT_SEEDS * (train.agreement > 0),
         "compose": capabilities * (gate.successes + gate.table_seeds * (capabilities + 4))
         + gate.grpo_iterations * batch
         + train.validations(gate.grpo_iterations) * train.validation_seeds
@@ -134,12 +138,17 @@ class Runtime:
     @functools.cached_property
     def jax_engine(self) -> JaxEngine:
         """The embedded engine, which samples every policy."""
-        return JaxEngine(self.local_model, lanes=self.config.rollout.lanes, context=self.config.rollout.context)
+        return embedded_engine(self.config, self.local_model)
 
     @functools.cached_property
     def engine(self) -> Engine:
         """The engine of the config, which samples the base and single adapters."""
-        return self.jax_engine
+        if self.config.rollout.engine == "jax":
+            return self.jax_engine
+        if self.config.rollout.engine == "sgl_jax":
+            return sgl_jax_engine(self.config, self.local_model)
+        folder = self.workdir.path(f"servers/{self.processes.index}")
+        return sglang_engine(self.config, self.local_model, self.processes, folder, lambda text: self.progress.advance(0, text))
 
     @functools.cached_property
     def batches(self) -> Batches:
@@ -156,11 +165,11 @@ class Runtime:
         Raises:
           InputError: rollouts would run beside updates on the same devices, several of them.
         """
-        lag, shared = self.config.train.max_lag, self._engine_of(policy) is self.__dict__.get("jax_engine")
+        lag, shared = self.config.train.max_lag, self.config.rollout.engine != "sglang" or self._engine_of(policy) is not self.engine
         mesh = self.local_model.mesh if shared else None
         if lag and mesh is not None and mesh.size > 1:
             raise InputError(
-                f"config field 'train.max_lag': {lag} needs an engine on devices of its own; the embedded one shares {mesh.size} with the "
+                f"config field 'train.max_lag': {lag} needs an engine on devices of its own; this one shares {mesh.size} with the "
                 "learner, and two programs that meet on several devices may wait for each other: set it to 0"
             )
         return int(not shared) if lag is None else lag

@@ -46,7 +46,11 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("kind, change", [(kind, change) for kind, changes in LOOPS.items() for change in changes])
+def marks(kind: str) -> list:
+    return [pytest.mark.slow] if kind.startswith("qwen3_5") else []  # each compiles for more than half a minute
+
+
+@pytest.mark.parametrize("kind, change", [pytest.param(k, c, marks=marks(k)) for k, changes in LOOPS.items() for c in changes])
 def test_the_kind_of_loop_changes_neither_logits_nor_gradients(kind, change):
     x = jnp.asarray(tiny.tokens(2, 12))
     size = {name: value for name, value in change.items() if name in ("num_hidden_layers", "layer_types")}
@@ -98,7 +102,7 @@ def test_a_lane_is_refilled_by_starting_at_position_zero(kind):
     np.testing.assert_allclose(model.unembed(hidden), tiny.logits(model, x), atol=2e-5 * float(jnp.abs(tiny.logits(model, x)).max()))
 
 
-@KINDS
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)])
 def test_bfloat16_follows_float32(kind):
     net, x = tiny.model(config=tiny.CONFIGS[kind]), jnp.asarray(tiny.tokens(2, 16))
     graphdef, state = nnx.split(net)

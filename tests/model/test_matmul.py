@@ -24,7 +24,7 @@ def test_bfloat16_accumulates_in_float32():
     np.testing.assert_allclose(dense(x, w).astype(jnp.float32), 4096 * (1 + 1 / 128), rtol=4e-3)
 
 
-@pytest.mark.parametrize("change", [{}, {"unroll": 1}, {"remat": True}])
+@pytest.mark.parametrize("change", [{}, pytest.param({"unroll": 1}, marks=pytest.mark.slow), {"remat": True}])
 def test_frozen_weights_cost_no_gradient(change):
     """The compiled adapter step does fewer FLOPs than the full step by at least the products dW of all layers."""
     model, bank, x = tiny.model(**change), tiny.bank(rank=2), jnp.asarray(tiny.tokens(4, 32))

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model import Gate, Routing, load_peft, load_pretrained, save_gate
@@ -59,11 +60,18 @@ def test_the_composed_agent_is_a_folder_that_transformers_routes_as_we_do(runtim
     np.testing.assert_array_equal(theirs.slots.numpy(), expected)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == runtime.chat.tokenizer.chat_template
 
+    run(runtime, "gate", tmp_path / "gate")
+    exported = load_file(tmp_path / "gate" / "model.safetensors")
+    assert exported.keys() == {name for name in load_file(tmp_path / "out" / "adapters.safetensors") if "layernorm.gate" in name}
+    for layer in range(runtime.model.config.num_hidden_layers):
+        assert np.argmax(exported[f"model.layers.{layer}.input_layernorm.gate.bias"]) == (0 if kept else 2)
+        assert not kept or np.array_equal(exported[f"model.layers.{layer}.input_layernorm.gate.kernel"], kernel[layer])
+
 
 def test_bad_input_leaves_nothing_behind(runtime, tmp_path):
     tiny.store_adapters(runtime, ONE)
     for what in ("composed:", "adapter:", "router"):
-        with pytest.raises(InputError, match=f"--what={what}: give adapter:CAPABILITY, merged:CAPABILITY or composed"):
+        with pytest.raises(InputError, match=f"--what={what}: give adapter:CAPABILITY, merged:CAPABILITY, composed or gate"):
             run(runtime, what, tmp_path / "out")
     with pytest.raises(InputError, match="adapter 'typo' is not trained"):
         run(runtime, "adapter:typo", tmp_path / "out")

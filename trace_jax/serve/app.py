@@ -33,9 +33,11 @@ from trace_jax.serve.decoding import Decoder, Unavailable
 from trace_jax.serve.prometheus import Counts
 from trace_jax.serve.reply import Delta, Splitter, Text, Turn
 from trace_jax.serve.schema import ApiError, Asked, ChatAsked, CompletionAsked, read_chat, read_completion, read_json
+from trace_jax.serve.tools import OPEN
 
 LARGEST_BODY = 32 * 2**20
 _DRAINED = 8 * LARGEST_BODY  # read and dropped, so that the client gets to read why
+BEGUN = f"{OPEN}\n"  # what a call begins with in both forms
 _COLDEST = 1e-4  # below it the likeliest token is taken; float32 logits over less would overflow
 
 
@@ -119,6 +121,7 @@ class Service:
 
     def _encode(self, asked: ChatAsked | CompletionAsked) -> tuple[list[list[int]], bool]:
         """The prompts' ids, and whether the generation prompt has opened a thought."""
+        inside = False
         if isinstance(asked, ChatAsked):
             first, *rest = asked.messages
             system, rest = (first["content"], rest) if first["role"] == "system" else ("", [first, *rest])
@@ -126,6 +129,10 @@ class Service:
                 prompts = [self.chat.start(system, rest, asked.tools).tolist()]
             except (ValueError, TypeError, jinja2.TemplateError) as error:
                 raise ApiError(f"messages: the model's chat template cannot print them: {error}"[:500], "messages") from error
+            inside = self.chat.decode(prompts[0][-8:]).rstrip().endswith("<think>")
+            if asked.forced:  # the call is begun in the model's place
+                begun = f"\n</think>\n\n{BEGUN}" if inside else BEGUN
+                prompts[0] += self.chat.tokenizer.encode(begun, add_special_tokens=False)
         else:
             prompts = [
                 list(prompt) if isinstance(prompt, tuple) else self.chat.tokenizer.encode(prompt, add_special_tokens=False)
@@ -141,13 +148,17 @@ class Service:
                 )
             if not prompt or min(prompt) < 0 or max(prompt) >= self.vocabulary:
                 raise ApiError(f"{field}: needs at least one token, and every id within [0, {self.vocabulary})", field)
-        return prompts, self.chat.decode(prompts[0][-8:]).rstrip().endswith("<think>")
+        return prompts, inside
 
     def _turn(self, asked: ChatAsked | CompletionAsked, inside: bool) -> Turn:
         text = Text(self.chat.decode, self._hidden, asked.stop)
         if not isinstance(asked, ChatAsked):
             return Turn(text, None)
-        return Turn(text, Splitter(asked.tools, thinking=self._thinking, inside=inside and self._thinking, parallel=asked.parallel))
+        inside = inside and self._thinking and not asked.forced
+        splitter = Splitter(asked.tools, thinking=self._thinking, inside=inside, parallel=asked.parallel)
+        if asked.forced:
+            splitter.feed(BEGUN)
+        return Turn(text, splitter)
 
     async def _deltas(
         self, asked: Asked, policy: protocol.Policy, prompts: Sequence[Sequence[int]], turns: Sequence[Turn]

@@ -56,11 +56,13 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatAsked(Asked):
-    """`messages` as the chat template reads them; `tools` as the client wrote them, empty when none may be called."""
+    """`messages` as the chat template reads them; `tools` as the client wrote them, empty when none may be called, `forced` when one must
+    be."""
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     parallel: bool = True
+    forced: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,12 +103,15 @@ def read_chat(body: Mapping[str, Any]) -> ChatAsked:
     if "messages" not in found:
         raise ApiError("messages: missing", "messages")
     tools = found.pop("tools", ())
-    if found.pop("tool_choice", "auto") == "none":
+    choice = found.pop("tool_choice", "auto")
+    if choice == "none":
         tools = ()
+    if choice == "required" and not tools:
+        raise ApiError('tool_choice: "required", but there are no tools', "tool_choice")
     limits = [found.pop(name) for name in ("max_completion_tokens", "max_tokens") if name in found]
     return ChatAsked(
         **_common(found), messages=found.pop("messages"), tools=tools, max_tokens=min(limits, default=None),
-        logprobs=found.pop("logprobs", False), parallel=found.pop("parallel_tool_calls", True),
+        logprobs=found.pop("logprobs", False), parallel=found.pop("parallel_tool_calls", True), forced=choice == "required",
     )  # fmt: skip
 
 
@@ -275,7 +280,8 @@ def _tools(value: Any, name: str) -> tuple[dict[str, Any], ...]:
 
 
 def _tool_choice(value: Any, name: str) -> str:
-    return value if value in ("auto", "none") else _fail(name, '"auto" or "none"; the engine cannot force a call', value)
+    wanted = ("auto", "none", "required")
+    return value if value in wanted else _fail(name, '"auto", "none" or "required"; the engine cannot force a call of one tool', value)
 
 
 _BOTH: dict[str, _Reader] = {

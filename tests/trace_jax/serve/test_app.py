@@ -102,6 +102,20 @@ def test_without_tools_a_call_is_content(url, engine):
         assert client(url).chat.completions.create(**ask).choices[0].message.content == in_json()
 
 
+@pytest.mark.parametrize("call", [in_json(), in_tags(zip="02139")])
+def test_a_call_that_is_required_is_begun_for_the_model(url, engine, chat, call):
+    engine.say(call.removeprefix(app.BEGUN))
+    ask = ASK | {"tools": [TOOL], "tool_choice": "required"}
+    choice = client(url).chat.completions.create(**ask).choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    assert [c.function.name for c in choice.message.tool_calls] == ["book"]
+    assert chat.decode(engine.requests[-1].tokens).endswith(f"assistant\n{app.BEGUN}")
+    chunks = list(client(url).chat.completions.create(**ask, stream=True))
+    assert [c.function.name for x in chunks for c in x.choices[0].delta.tool_calls or ()] == ["book"]
+    engine.say("no")
+    assert client(url).chat.completions.create(**ask).choices[0].message.content == f"{app.BEGUN}no"
+
+
 def test_tool_schemas_reach_the_template_unharmed(url, engine, chat):
     engine.say("ok")
     client(url).chat.completions.create(**ASK, tools=[TOOL])

@@ -60,6 +60,7 @@ def refused(read, **fields) -> ApiError:
         ({"tools": [{"name": "f"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"logprobs": 1}, "logprobs"),
         ({"functions": []}, "functions"),

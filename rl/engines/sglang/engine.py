@@ -1,0 +1,256 @@
+"""`SGLangEngine`: rollouts from SGLang servers over HTTP.
+
+A thread of its own runs an event loop with all requests in flight (`fleet`); the engine hands requests in and takes results out. A policy
+is the base or one adapter, which is written to a folder that the servers can read, loaded on all of them under a name that is used once,
+and asked for log-probs before the first request may name it.
+
+Tokens do not follow from a request's key as they do in `JaxEngine`, unless the servers run with --enable-deterministic-inference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from model import AdapterBank, CausalLM, Config
+from rl.engines.protocol import Completion, EngineError, EngineFault, Policy, Request
+from rl.engines.sglang.adapters import pick_adapter, write_adapter
+from rl.engines.sglang.fleet import Fleet, Limits, Session, Weights
+from rl.engines.sglang.launch import Servers
+
+_PROBE = 24  # tokens
+_MOMENT = 0.05  # seconds that `poll` waits for a result
+_CLOSING = 10.0  # seconds for unloading adapters at the end
+
+Reference = Callable[[AdapterBank | None, np.ndarray], np.ndarray]
+
+
+def reference_of(model: CausalLM) -> Reference:
+    """The log-probs [T - 1] of tokens [T] under our own model and an adapter, for `SGLangEngine(reference=...)`."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def logprobs(graph, state, tokens: jax.Array, bank: AdapterBank | None) -> jax.Array:
+        logits = nnx.merge(graph, state)(tokens[None], adapters=bank)[0, :-1]
+        return jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), tokens[1:, None], axis=-1)[:, 0]
+
+    def reference(bank: AdapterBank | None, tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(logprobs(*nnx.split(model), jnp.asarray(tokens), bank))
+
+    return reference
+
+
+class SGLangEngine:
+    """See `rl.engines.protocol.Engine`.
+
+    Args:
+      servers: their addresses, or servers that were started for this engine, which `close` ends.
+      config: of the model that they serve.
+      folder: where adapters are written; an absolute path that the servers see under the same name.
+      lanes: requests in flight at once, on all servers together.
+      context: longest context in tokens; the servers need a few more, see `Info.problems`.
+      limits: how long what may take.
+      experts: ask for the experts of each token.
+      reference: log-probs by our own model, see `reference_of`. With it a server whose base or adapter is another than ours is refused;
+        without it only one that runs the base for an adapter.
+      tolerance: largest mean |difference of log-prob| from the reference. 0.05 leaves room for bfloat16.
+      api_key: sent with every request and never shown.
+
+    Attributes:
+      metrics: counts since the engine was made: tokens sampled, of prompts, and of these found in a server's cache; further attempts,
+        outages of servers, faults by kind; servers up; seconds spent on loading policies.
+
+    Raises:
+      EngineError: no server answers, or one cannot be used; the message names the flag to set.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str] | Servers,
+        *,
+        config: Config,
+        folder: str | Path,
+        lanes: int = 64,
+        context: int = 320,
+        limits: Limits | None = None,
+        experts: bool = False,
+        reference: Reference | None = None,
+        tolerance: float = 0.05,
+        api_key: str | None = None,
+    ):
+        self._servers = servers if isinstance(servers, Servers) else None
+        urls = list(servers.urls if isinstance(servers, Servers) else servers)
+        if not urls or lanes < 1 or context < 2:
+            raise EngineError(f"{len(urls)} servers, lanes = {lanes}, context = {context}: must be at least 1, 1 and 2")
+        if experts and not any(kind.sparse for kind in config.kinds()):
+            raise EngineError("experts = True: the model has none")
+        self.lanes, self.context = lanes, context
+        self._config, self._folder, self._reference = config, Path(folder).resolve(), reference
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._policies: dict[str, tuple[Policy, Weights]] = {}
+        self._sessions: dict[str, Session] = {}
+        self._results: queue.SimpleQueue[tuple[Session, Completion | EngineFault] | BaseException] = queue.SimpleQueue()
+        self._sync_seconds = 0.0
+        self._closed = False
+        # the same for all engines of a vocabulary, and no token more likely than others
+        probe = np.random.default_rng(0).integers(0, config.vocab_size, min(_PROBE, context - 1)).astype(np.int32)
+        self._probe, base = probe, reference and reference(None, probe)
+
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-requests", daemon=True)
+        self._thread.start()
+
+        async def make() -> Fleet:
+            headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+            return Fleet(
+                urls, headers, config, lanes, context, limits or Limits(), experts, probe.tolist(), base, tolerance, self._results.put
+            )
+
+        self._fleet = self._run(make())
+        try:
+            self._run(self._fleet.start())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        up = sum(replica.ready for replica in self._fleet.replicas)
+        return {**self._fleet.counts, "servers": up, "sync_seconds": self._sync_seconds}
+
+    def load(self, policy: Policy) -> None:
+        began = time.perf_counter()
+        bank = pick_adapter(policy)
+        before = self._policies.get(policy.name)
+        weights = Weights(policy.version, None)
+        if bank is not None:
+            adapter = write_adapter(bank, self._config, policy.version, self._folder)
+            if before and before[1].adapter and (before[0].version, before[1].adapter.digest) == (policy.version, adapter.digest):
+                adapter.remove()
+                return
+            weights = Weights(policy.version, adapter, self._reference and self._reference(bank, self._probe))
+            self._run(self._fleet.install(weights))
+        self._policies[policy.name] = policy, weights
+        if before:
+            self._loop.call_soon_threadsafe(self._fleet.retire, before[1])
+        self._sync_seconds += time.perf_counter() - began
+
+    def submit(self, request: Request) -> None:
+        weights, session = self._check_request(request)
+        if session is None:
+            session = self._sessions[request.session] = Session(weights)
+        session.request, session.weights, session.busy = request, weights, True
+        if len(request.tokens) >= self.context:
+            nothing = Completion(request.session, np.zeros(0, np.int32), np.zeros(0, np.float32), "context", weights.version)
+            self._results.put((session, nothing))
+        else:
+            self._loop.call_soon_threadsafe(self._fleet.begin, session, lambda *result: self._results.put(result))
+
+    def poll(self) -> list[Completion | EngineFault]:
+        out = []
+        wait = any(session.busy for session in self._sessions.values())
+        while True:
+            try:
+                result = self._results.get(timeout=_MOMENT) if wait else self._results.get_nowait()
+            except queue.Empty:
+                return out
+            if isinstance(result, BaseException):
+                raise RuntimeError("the thread of requests failed") from result
+            session, found = result
+            if self._sessions.get(found.session) is not session:  # released since
+                continue
+            wait = session.busy = False
+            if isinstance(found, Completion):
+                session.known = np.concatenate([np.asarray(session.request.tokens, np.int32), found.tokens])
+            out.append(found)
+
+    def release(self, session: str) -> None:
+        found = self._sessions.pop(session, None)
+        if found is not None and found.busy:
+            self._loop.call_soon_threadsafe(self._fleet.cancel, found)
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        names = [request.session for request in requests]
+        if len(set(names)) < len(names):
+            raise EngineError("generate: two requests have one session; give every request its own")
+        found: dict[str, Completion] = {}
+        try:
+            for request in requests:
+                self.submit(request)
+            while len(found) < len(requests):
+                for result in self.poll():
+                    if isinstance(result, EngineFault):
+                        raise result
+                    found[result.session] = result
+        finally:
+            for name in names:
+                self.release(name)
+        return [found[name] for name in names]
+
+    def close(self) -> None:
+        """Cancels what runs, unloads the adapters, ends the servers that were started for this engine."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._run(self._fleet.close(_CLOSING))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            if self._servers is not None:
+                self._servers.close()
+
+    def __enter__(self) -> SGLangEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of work on the loop; an interrupt of this thread cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def _check_request(self, request: Request) -> tuple[Weights, Session | None]:
+        def fail(why: str):
+            raise EngineError(f"request of session {request.session!r}: {why}")
+
+        if self._closed:
+            fail("the engine is closed")
+        if not request.policy:
+            fail("no policy named; name the policy that is to be sampled")
+        if request.policy not in self._policies:
+            fail(f"policy {request.policy!r} is not loaded; loaded are {sorted(self._policies)}")
+        tokens, vocabulary = np.asarray(request.tokens), self._config.vocab_size
+        if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
+            fail("tokens must be a non-empty vector of integers")
+        if tokens.min() < 0 or tokens.max() >= vocabulary:  # a server may end at such a token
+            fail(f"tokens must be in [0, {vocabulary}), found {tokens.min()} to {tokens.max()}")
+        if request.max_tokens < 1 or not 0 <= request.temperature < np.inf:
+            fail("max_tokens >= 1 and a finite temperature >= 0 are needed")
+        if any(not 0 <= token < vocabulary for token in request.stop):
+            fail(f"stop ids must be in [0, {vocabulary}), found {request.stop}")
+        if request.top_k or request.top_p != 1:
+            fail("top_k and top_p are not served: SGLang's log-probs are not those of the law that they sample from; leave them off")
+        session = self._sessions.get(request.session)
+        if session is not None:
+            if session.busy:
+                fail("its last request has not finished; poll until it has")
+            known = session.known
+            if len(tokens) <= len(known) or not np.array_equal(tokens[: len(known)], known):
+                fail(f"the tokens do not extend the {len(known)} that the session holds; release it to begin anew")
+        return self._policies[request.policy][1], session
