@@ -259,6 +259,8 @@ def test_requests_that_cannot_be_served_are_refused():
 
 
 def test_policies_whose_fields_do_not_fit_are_refused():
+    with pytest.raises(EngineError, match="the model has none"):
+        JaxEngine(tiny.model(), experts=True)
     e = JaxEngine(tiny.model(), lanes=1, context=8)
     for bad, message in [
         (Policy(""), "no name"),
@@ -352,7 +354,7 @@ def test_every_backbone_gives_the_logprobs_of_an_uncached_forward(kind):
     Three sessions on two lanes: each has lost its lane before its second turn, which finds in the pool what the first has computed.
     """
     net = backbones.model(config=backbones.CONFIGS[kind])
-    e = JaxEngine(net, lanes=2, context=CONTEXT, steps=5, rows=2, chunk=4, blocks=12, experts=True)
+    e = JaxEngine(net, lanes=2, context=CONTEXT, steps=5, rows=2, chunk=4, blocks=12, experts=net.config.num_experts > 0)
     e.load(Policy("base", 1))
     asked = 0
     for wave in range(2):

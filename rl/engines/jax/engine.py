@@ -64,7 +64,10 @@ class JaxEngine:
       lengths: cache lengths to compile for, see `cache_lengths`; a call uses the shortest that holds its lanes.
       forget: without sessions nothing is kept; else prompts find what earlier ones had in common with them, as far as the pool has room.
       max_waiting: requests that may wait for a lane.
-      experts: completions of a sparse model say which experts were taken.
+      experts: completions say which experts were taken.
+
+    Raises:
+      EngineError: a size out of range, or experts of a model that has none.
 
     Attributes:
       metrics: counts and seconds since the engine was made: tokens sampled, prefilled and restored (copied from the pool instead), blocks
@@ -102,7 +105,9 @@ class JaxEngine:
         self._config, self._mesh = model.config, model.mesh
         self._model = model.config, model.mesh, model.parameters()
         sparse = model.config.count("sparse")
-        self._experts = (sparse, model.config.num_experts_per_tok) if experts and sparse else None  # [L', k]
+        if experts and not sparse:
+            raise EngineError("experts = True: the model has none")
+        self._experts = (sparse, model.config.num_experts_per_tok) if experts else None  # [L', k]
         dtype = model.embed[...].dtype
         self._cache = self._empty(lambda: init_cache(model.config, lanes, context, dtype))
         self._pool = self._empty(lambda: init_pool(model.config, max(blocks, 1), BLOCK, max(states, 1), dtype))
