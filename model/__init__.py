@@ -1,6 +1,6 @@
 """The Qwen backbone in Flax NNX: pure functions and modules that know nothing of reinforcement learning."""
 
-from model.cache import Cache, init_cache
+from model.cache import Cache, Pool, init_cache, init_pool
 from model.causal_lm import CausalLM, Output
 from model.composed import export_composed, save_gate_update
 from model.config import Config, parse_config, read_config
@@ -23,6 +23,7 @@ __all__ = [
     "ConfigError",
     "Gate",
     "Output",
+    "Pool",
     "Rope",
     "Routing",
     "constant_gate",
@@ -33,6 +34,7 @@ __all__ = [
     "init_bank",
     "init_cache",
     "init_gate",
+    "init_pool",
     "load_gate",
     "load_peft",
     "load_pretrained",

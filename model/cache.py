@@ -6,6 +6,9 @@ again at position 0; nothing needs clearing.
 
 One array a layer and the heads outside, since a CPU copies a slice of a stacked array, or a transposed one, before every product: twice
 the time of a decoding step.
+
+Beside the lanes stands a pool of blocks of tokens, for contexts that several lanes share or that wait for one. Numbers are copied from
+lanes to blocks and back, bit by bit what was computed.
 """
 
 from __future__ import annotations
@@ -72,36 +75,85 @@ class Cache:
 
         return self._map(entries, lambda x, y: x.at[lanes].set(y, mode="drop"), rows)
 
-    def copy(self, source: jax.Array, target: jax.Array) -> Cache:
-        """This cache with lanes source[G] copied to target[G], all read before any is written; a target beyond the end is dropped."""
-        return jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), self)
+    def restore(self, pool: Pool, lanes: jax.Array, blocks: jax.Array, states: jax.Array) -> Cache:
+        """This cache with blocks[G, M] of the pool in the first tokens of lanes[G], and states[G]; a lane beyond the end is dropped."""
+
+        def entries(x, y):  # [G, M, block, K, Dh] -> [G, K, tokens, Dh]
+            found = y[blocks].reshape(len(blocks), -1, *y.shape[2:])[:, : self.length]
+            return x.at[lanes, :, : found.shape[1]].set(jnp.swapaxes(found, 1, 2), mode="drop")
+
+        return self._map(entries, lambda x, y: x.at[lanes].set(y[states], mode="drop"), pool)
 
     def shardings(self, mesh: Mesh) -> Cache:
         """The sharding of every array, over lanes and heads."""
         return self._map(
             lambda x: partition(x.shape, ("batch", "kv_heads", None, None), mesh),
-            lambda x: partition(x.shape, ("batch", "heads", None, None) if x.ndim == 4 else ("batch", None, None), mesh),
+            lambda x: partition(x.shape, ("batch", "heads", None, None)[: x.ndim - 2] + (None, None), mesh),
         )
 
-    def _map(self, entries, state, *others: Cache) -> Cache:
-        """`entries` over keys and values, `state` over the recurrent states."""
-        pairs = zip(self.layers, *(other.layers for other in others), strict=True)
-        return Cache(tuple(jax.tree.map(entries if isinstance(layer[0], KeyValues) else state, *layer) for layer in pairs))
+    def _map(self, entries, state, *others: Cache | Pool) -> Cache:
+        return Cache(_map_layers(entries, state, self, *others))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """One entry a layer: KeyValues k and v [blocks, block, K, Dh], or a DeltaState of some rows."""
+
+    layers: tuple[KeyValues | DeltaState, ...]
+
+    def store(self, cache: Cache, lanes: jax.Array, places: jax.Array, blocks: jax.Array, standing: jax.Array, states: jax.Array) -> Pool:
+        """This pool with the places[G]-th block of lanes[G] in blocks[G], and the states of lanes standing[H] in states[H].
+
+        A block, or a state, beyond the end is dropped.
+        """
+
+        def entries(y, x):
+            size = y.shape[1]
+            positions = jnp.minimum(places[:, None] * size + jnp.arange(size), x.shape[2] - 1)
+            return y.at[blocks].set(x[lanes[:, None], :, positions], mode="drop")
+
+        return Pool(_map_layers(entries, lambda y, x: y.at[states].set(x[standing], mode="drop"), self, cache))
+
+    def shardings(self, mesh: Mesh) -> Pool:
+        """The sharding of every array: blocks split as the lanes are, heads as theirs."""
+        return Pool(
+            _map_layers(
+                lambda y: partition(y.shape, ("batch", None, "kv_heads", None), mesh),
+                lambda y: partition(y.shape, ("batch", "heads", None, None)[: y.ndim - 2] + (None, None), mesh),
+                self,
+            )
+        )
+
+
+def _map_layers(entries, state, *caches: Cache | Pool) -> tuple[KeyValues | DeltaState, ...]:
+    """`entries` over keys and values, `state` over the recurrent states."""
+    layers = zip(*(cache.layers for cache in caches), strict=True)
+    return tuple(jax.tree.map(entries if isinstance(layer[0], KeyValues) else state, *layer) for layer in layers)
 
 
 def init_cache(config: Config, batch: int, length: int, dtype: jnp.dtype = jnp.float32) -> Cache:
     """An empty cache of `batch` lanes of `length` tokens. Recurrent states are float32."""
+    shape = (batch, config.num_key_value_heads, length, config.head_dim)
+    return Cache(_empty_layers(config, shape, batch, dtype))
+
+
+def init_pool(config: Config, blocks: int, block: int, states: int, dtype: jnp.dtype = jnp.float32) -> Pool:
+    """An empty pool of `blocks` blocks of `block` tokens, and of `states` recurrent states."""
+    return Pool(_empty_layers(config, (blocks, block, config.num_key_value_heads, config.head_dim), states, dtype))
+
+
+def _empty_layers(config: Config, shape: tuple[int, ...], states: int, dtype: jnp.dtype) -> tuple[KeyValues | DeltaState, ...]:
     heads, width, value = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
     channels = 2 * config.linear_num_key_heads * width + heads * value
 
     def layer(mixer: str) -> KeyValues | DeltaState:
         if mixer == "full_attention":
-            shape = (batch, config.num_key_value_heads, length, config.head_dim)
             return KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-        conv = jnp.zeros((batch, config.linear_conv_kernel_dim - 1, channels), dtype)
-        return DeltaState(conv, jnp.zeros((batch, heads, width, value), jnp.float32))
+        conv = jnp.zeros((states, config.linear_conv_kernel_dim - 1, channels), dtype)
+        return DeltaState(conv, jnp.zeros((states, heads, width, value), jnp.float32))
 
-    return Cache(tuple(layer(kind.mixer) for kind in config.kinds()))
+    return tuple(layer(kind.mixer) for kind in config.kinds())
 
 
 def write(entries: jax.Array, places: jax.Array, new: jax.Array) -> jax.Array:

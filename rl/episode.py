@@ -82,6 +82,7 @@ class _Record:
     logprobs: list[float] = dataclasses.field(default_factory=list)
     turns: list[int] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
+    experts: np.ndarray | None = None  # of the tokens up to the last sampled one, where the engine tells
     hint_span: tuple[int, int] | None = None
     logged: list[int] = dataclasses.field(default_factory=list)  # message index of each call and text that the environment saw
     turn: int = 0
@@ -93,9 +94,16 @@ class _Record:
         self._append(tokens, [0] * len(tokens), [0.0] * len(tokens))
 
     def sampled(self, completion: Completion) -> None:
-        self.version = completion.version
+        self.version, self.experts = completion.version, completion.experts
         self._append(completion.tokens, [1] * len(completion.tokens), completion.logprobs.tolist())
         self.turn += 1
+
+    def experts_of_all(self) -> np.ndarray | None:
+        """[len(tokens), L', k], -1 for tokens that no turn has read."""
+        if self.experts is None:
+            return None
+        unread = len(self.tokens) - len(self.experts)
+        return np.pad(self.experts, ((0, unread), (0, 0), (0, 0)), constant_values=-1)
 
     def _append(self, tokens: np.ndarray, mask: list[int], logprobs: list[float]) -> None:
         self.tokens += tokens.tolist()
@@ -154,6 +162,7 @@ def play(
         logprobs=record.logprobs,
         turns=record.turns,
         versions=record.versions,
+        experts=record.experts_of_all(),
         hint=None if record.hint_span is None else {"text": task.hint, "token_span": list(record.hint_span)},
         metrics={
             "turns": float(record.turn),

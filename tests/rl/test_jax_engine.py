@@ -9,6 +9,7 @@ import pytest
 from model import Routing, init_gate, stack_banks
 from rl.engines.jax import JaxEngine
 from rl.engines.jax.sampler import cumulate, sample, session_key
+from rl.engines.jax.steps import cache_lengths
 from rl.engines.protocol import EngineError, Policy, Request
 from tests.model import tiny as backbones
 from tests.rl import tiny
@@ -46,19 +47,25 @@ def engine(lanes=4, **options) -> JaxEngine:
     return e
 
 
-def request(session="a", policy="base", tokens=(1, 2, 3), max_tokens=6, temperature=1.0, key=(0, 1, 2), stop=()):
-    return Request(session, policy, np.array(tokens, np.int32), max_tokens, temperature, key, stop)
+def request(session="a", policy="base", tokens=(1, 2, 3), max_tokens=6, temperature=1.0, key=(0, 1, 2), stop=(), **limits):
+    return Request(session, policy, np.array(tokens, np.int32), max_tokens, temperature, key, stop, **limits)
 
 
 def logprobs_of(policy: str, tokens: np.ndarray, temperature: float) -> np.ndarray:
     """[T, V]: the oracle, one uncached forward of the whole context."""
     p = policies()[policy]
-    routing = None
-    if p.adapters is not None:
-        weights = None if p.weights is None else jnp.asarray(p.weights, jnp.float32)[None]
-        routing = Routing(weights=weights, gate=p.gate)
-    logits = tiny.model()(jnp.asarray(tokens)[None], adapters=p.adapters, routing=routing)[0]
-    return np.asarray(jax.nn.log_softmax(logits / (temperature or 1.0), axis=-1))
+    weights = None if p.weights is None else jnp.asarray(p.weights, jnp.float32)[None]
+    routing = None if p.adapters is None else Routing(weights=weights, gate=p.gate)
+    return np.asarray(jax.nn.log_softmax(uncached(tokens, p.adapters, routing) / (temperature or 1.0), axis=-1))
+
+
+def uncached(tokens: np.ndarray, adapters=None, routing=None) -> jax.Array:
+    """[T, V]; filled up to one length, so that it is compiled once."""
+    return backbones.logits(tiny.model(), padded(tokens), adapters=adapters, routing=routing)[0, : len(tokens)]
+
+
+def padded(tokens: np.ndarray) -> jax.Array:
+    return jnp.asarray(np.pad(tokens, (0, CONTEXT - len(tokens))))[None]
 
 
 def draw(seed: int, length: int) -> np.ndarray:
@@ -136,13 +143,13 @@ def test_the_same_requests_give_the_same_bits_whatever_was_sampled_before():
 
 
 def test_a_shared_prefix_is_computed_once_per_policy():
-    e = engine(lanes=4, chunk=8)
+    e = engine(lanes=4, chunk=8, blocks=8)
     prompt = draw(1, 25)
     e.generate([request(str(i), "base", prompt, 3, key=(0, 0, i)) for i in range(4)])
-    assert e.metrics["prefilled"] == 24 and e.metrics["copied"] == 3 * 24
-    e = engine(lanes=4, chunk=8)
+    assert e.metrics["prefilled"] == 24 and e.metrics["restored"] == 3 * 24
+    e = engine(lanes=4, chunk=8, blocks=8)
     e.generate([request(str(i), name, np.concatenate([prompt[:24], [i]]), 3) for i, name in enumerate(["base", "first", "base", "first"])])
-    assert e.metrics["prefilled"] == 2 * 24 and e.metrics["copied"] == 2 * 24
+    assert e.metrics["prefilled"] == 2 * 24 and e.metrics["restored"] == 2 * 24
 
 
 def test_nothing_survives_an_update_of_the_weights():
@@ -155,8 +162,7 @@ def test_nothing_survives_an_update_of_the_weights():
     e.submit(request(tokens=context, policy="first", max_tokens=4))
     d = run(e)["a"]
     assert d.version == 9
-    logits = tiny.model()(jnp.asarray(np.concatenate([context, d.tokens]))[None], adapters=other)[0]
-    oracle = np.asarray(jax.nn.log_softmax(logits, axis=-1))[len(context) - 1 : -1]
+    oracle = np.asarray(jax.nn.log_softmax(uncached(np.concatenate([context, d.tokens]), other), axis=-1))[len(context) - 1 : -1]
     np.testing.assert_allclose(d.logprobs, oracle[np.arange(4), d.tokens], atol=2e-5)
 
 
@@ -192,7 +198,7 @@ def test_a_finished_sessions_lane_is_refilled_and_waiting_sessions_keep_their_or
             order.append(c.session)
             e.release(c.session)
     assert order[0] == "0" and sorted(order) == [str(i) for i in range(6)] and order[-1] == "5"
-    assert e._owner == [None, None] and not e._sessions
+    assert (e.gauges["running"], e.gauges["sessions"], e.gauges["blocks_used"]) == (0, 0, 0)
 
 
 def test_released_sessions_stop():
@@ -221,11 +227,9 @@ def test_turns_end_at_stop_ids_max_tokens_and_the_end_of_the_context():
 def test_nothing_compiles_after_the_warm_up():
     e = engine()
     requests = [request(str(i), list(policies())[i % 5], draw(i, 3 + 2 * i), 3 + i, 0.5 * (i % 3)) for i in range(10)]
-    e.generate([request(str(i), "base", np.concatenate([draw(0, 10), [i]])) for i in range(3)])
-    for name in ("first", "gated"):
-        e.generate([request(policy=name)])
+    e.warm_up(policies())
     compiles = e.metrics["compiles"]
-    assert compiles <= 1 + 3 * 2  # copy; extend and decode for the base, a bank, a bank with a gate
+    assert compiles <= 4 + 3 * 2  # store, restore of three lengths; extend and decode for the base, a bank, a bank with a gate
     e.generate(requests)
     e.generate(requests[::-1])
     assert e.metrics["compiles"] == compiles
@@ -241,6 +245,8 @@ def test_requests_that_cannot_be_served_are_refused():
         (request(tokens=[VOCAB]), "tokens must be in"),
         (request(max_tokens=0), "max_tokens"),
         (request(temperature=-1.0), "temperature"),
+        (request(top_k=-1), "top_k"),
+        (request(top_p=0.0), "top_p"),
         (request("busy"), "has not finished"),
     ]:
         with pytest.raises(EngineError, match=message):
@@ -253,6 +259,8 @@ def test_requests_that_cannot_be_served_are_refused():
 
 
 def test_policies_whose_fields_do_not_fit_are_refused():
+    with pytest.raises(EngineError, match="the model has none"):
+        JaxEngine(tiny.model(), experts=True)
     e = JaxEngine(tiny.model(), lanes=1, context=8)
     for bad, message in [
         (Policy(""), "no name"),
@@ -293,14 +301,65 @@ def test_the_blockwise_cumulative_sum_is_one(size):
     np.testing.assert_allclose(cumulate(jnp.asarray(x)), np.cumsum(x, axis=-1, dtype=np.float64), rtol=2e-6)
 
 
+def limited(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
+    """The law that the limits leave of softmax(logits)."""
+    order = np.argsort(-logits, kind="stable")[: top_k or None]
+    p = np.exp(logits[order] - logits.max())
+    before = np.cumsum(p) - p
+    order = order[before < top_p * p.sum()] if top_p < 1 else order
+    law = np.zeros_like(logits)
+    law[order] = np.exp(logits[order])
+    return law / law.sum()
+
+
+@pytest.mark.parametrize("top_k, top_p", [(0, 1.0), (1, 1.0), (4, 1.0), (0, 0.6), (5, 0.8), (100, 1e-6), (3, 0.999)])
+def test_limits_leave_the_likeliest_and_the_logprobs_of_what_is_left(top_k, top_p):
+    logits = np.random.default_rng(0).normal(size=(4000, 12)).astype(np.float32) * 2
+    logits[:, 3] = logits[:, 7]  # equals
+    logits[:] = logits[0]
+    keys = np.stack([session_key((1, i, 0)) for i in range(len(logits))])
+    half = np.arange(len(logits)) % 2 == 0  # every second row is limited
+    k, p = np.where(half, top_k, 0), np.where(half, top_p, 1.0).astype(np.float32)
+    tokens, logprobs = jax.jit(sample)(jnp.asarray(logits), jnp.asarray(keys), jnp.arange(len(logits)), jnp.ones(len(logits)), k, p)
+    law = limited(logits[0].astype(np.float64), top_k, top_p)
+    counts = np.bincount(np.asarray(tokens)[half], minlength=12) / half.sum()
+    assert np.all(np.abs(counts - law) < 5 * np.sqrt(law * (1 - law) / half.sum()) + 1e-9)
+    np.testing.assert_allclose(logprobs[half], np.log(law[np.asarray(tokens)[half]]), atol=1e-5)
+    free = jax.jit(sample)(jnp.asarray(logits), jnp.asarray(keys), jnp.arange(len(logits)), jnp.ones(len(logits)))
+    for mine, others in zip((tokens, logprobs), free, strict=True):
+        np.testing.assert_array_equal(mine[~half], others[~half])
+
+
+def test_a_request_with_limits_changes_nothing_for_its_neighbours():
+    e, prompt = engine(), draw(3, 9)
+    requests = [request(str(i), tokens=prompt, max_tokens=8, key=(3, 0, i)) for i in range(2)]
+    alone = e.generate(requests)
+    greedy = e.generate([request(tokens=prompt, max_tokens=8, temperature=0.0)])[0]
+    found = e.generate(
+        [*requests, request("k", tokens=prompt, max_tokens=8, top_k=1), request("p", tokens=prompt, max_tokens=8, top_p=0.5)]
+    )
+    for a, b in zip(alone, found, strict=False):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-6)
+    assert found[2].tokens.tolist() == greedy.tokens.tolist() and not found[2].logprobs.any()
+    whole = np.concatenate([prompt, found[3].tokens])
+    for token, logprob, logits in zip(found[3].tokens, found[3].logprobs, np.asarray(uncached(whole))[len(prompt) - 1 :], strict=False):
+        np.testing.assert_allclose(logprob, np.log(limited(logits.astype(np.float64), 0, 0.5)[token]), atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", backbones.CONFIGS)
 def test_every_backbone_gives_the_logprobs_of_an_uncached_forward(kind):
-    """Shared prompts, second turns and reused lanes, where a recurrent state cannot be cut back."""
+    """Shared prompts, second turns and reused lanes, where a recurrent state cannot be cut back; and the experts that were taken.
+
+    Three sessions on two lanes: each has lost its lane before its second turn, which finds in the pool what the first has computed.
+    """
     net = backbones.model(config=backbones.CONFIGS[kind])
-    e = JaxEngine(net, lanes=3, context=CONTEXT, steps=5, rows=2, chunk=4)
+    e = JaxEngine(net, lanes=2, context=CONTEXT, steps=5, rows=2, chunk=4, blocks=12, experts=net.config.num_experts > 0)
     e.load(Policy("base", 1))
-    for wave in range(3):  # three sessions of one prompt, two turns each; the next wave gets their lanes
+    asked = 0
+    for wave in range(2):
         contexts = {f"{wave}.{i}": np.concatenate([draw(9, 12), draw(wave, 3)]) for i in range(3)}
+        asked += len(contexts["0.0" if wave == 0 else "1.0"]) - 1  # one prompt of the three
         for turn in range(2):
             for i, (name, context) in enumerate(contexts.items()):
                 e.submit(request(name, "base", context, 5, key=(wave, i, turn)))
@@ -308,10 +367,149 @@ def test_every_backbone_gives_the_logprobs_of_an_uncached_forward(kind):
             while len(found) < 3:
                 found |= {c.session: c for c in e.poll()}
             for i, (name, context) in enumerate(contexts.items()):
-                whole = np.concatenate([context, found[name].tokens])
-                oracle = jax.nn.log_softmax(backbones.logits(net, jnp.asarray(whole)[None])[0, len(context) - 1 : -1], axis=-1)
-                np.testing.assert_allclose(found[name].logprobs, np.asarray(oracle)[np.arange(5), found[name].tokens], atol=5e-5)
+                whole, c = np.concatenate([context, found[name].tokens]), found[name]
+                out = backbones.forward(net, padded(whole), collect=("experts",) if net.config.num_experts else ())
+                oracle = jax.nn.log_softmax(net.unembed(out.hidden[0, len(context) - 1 : len(whole) - 1]), axis=-1)
+                np.testing.assert_allclose(c.logprobs, np.asarray(oracle)[np.arange(5), c.tokens], atol=5e-5)
+                if net.config.num_experts:
+                    assert c.experts.dtype == np.int16 and (c.experts[-1] == -1).all()
+                    same = np.sort(c.experts[:-1], -1) == np.sort(out.experts[0, : len(whole) - 1], -1)
+                    assert len(c.experts) == len(whole) and same.mean() > 0.99
+                else:
+                    assert c.experts is None
                 contexts[name] = np.concatenate([whole, draw(10 * wave + turn, 1 + i)])
+                asked += 0 if turn else len(contexts[name]) - len(whole)  # the last sampled token, and the new ones but the last
         for name in contexts:
             e.release(name)
-    assert e.metrics["copied"] > 0
+    assert e.metrics["prefilled"] == asked and e.metrics["evicted"] == 0
+
+
+def turns(e: JaxEngine, prompts: dict[str, np.ndarray], count: int, new: int = 3, **options) -> dict[str, list]:
+    """Each session's completions and the whole contexts that they ended. A session is away for one poll between two turns."""
+    found, contexts = {name: [] for name in prompts}, dict(prompts)
+    here, away = list(prompts), []
+    while here or e.gauges["sessions"]:
+        for name in here:
+            e.submit(request(name, tokens=contexts[name], key=(1, int(name), 0), **options))
+        here, away = away, []
+        for c in e.poll():
+            whole = np.concatenate([contexts[c.session], c.tokens])
+            found[c.session].append((c, whole))
+            contexts[c.session] = np.concatenate([whole, draw(len(whole), new)])
+            if len(found[c.session]) == count:
+                e.release(c.session)
+            else:
+                away.append(c.session)
+    return found
+
+
+def check(found: dict[str, list]) -> None:
+    for name in found:
+        for c, whole in found[name]:
+            n = len(c.tokens)
+            oracle = logprobs_of("base", whole, 1.0)[len(whole) - n - 1 : -1]
+            np.testing.assert_allclose(c.logprobs, oracle[np.arange(n), c.tokens], atol=2e-5)
+
+
+def test_more_sessions_than_lanes_take_turns():
+    """Whatever the pool has room for is not computed again; without room it is, with the same result."""
+    prompts = {str(i): np.concatenate([draw(6, 10), draw(i, 3 + i % 3)]) for i in range(8)}
+    new = sum(2 * 3 + len(prompt) - 1 for prompt in prompts.values()) - 6 * 10
+    # two more turns; prompts that have ten tokens in common, which the first two, a block not being whole, compute side by side
+    computed = {}
+    for blocks in (0, 6, 40):
+        e = engine(lanes=2, blocks=blocks)
+        found = turns(e, prompts, 3, max_tokens=4)
+        check(found)
+        assert e.gauges["sessions"] == e.gauges["blocks_used"] == 0
+        computed[blocks] = e.metrics["prefilled"]
+        again = engine(lanes=2, blocks=blocks)
+        for name, other in turns(again, prompts, 3, max_tokens=4).items():
+            for (a, _), (b, _) in zip(found[name], other, strict=True):
+                np.testing.assert_array_equal(a.tokens, b.tokens)
+                np.testing.assert_array_equal(a.logprobs, b.logprobs)
+        assert again.metrics["prefilled"] == computed[blocks] and again.metrics["evicted"] == e.metrics["evicted"]
+    assert computed[40] == new < computed[6] < computed[0]
+
+
+def test_an_engine_that_does_not_forget_finds_the_last_conversation():
+    e, first = engine(forget=False, blocks=12), draw(4, 12)
+    c = e.generate([request("a", tokens=first, max_tokens=5)])[0]
+    before = e.metrics["prefilled"]
+    context = np.concatenate([first, c.tokens, draw(5, 4)])
+    d = e.generate([request("b", tokens=context, max_tokens=5, key=(0, 1, 2))])[0]
+    assert e.metrics["prefilled"] - before == 4 and e.metrics["restored"] == 16
+    check({"b": [(d, np.concatenate([context, d.tokens]))]})
+    e.load(Policy("base", 2))
+    before = e.metrics["prefilled"]
+    e.generate([request("c", tokens=context)])
+    assert e.metrics["prefilled"] - before == len(context) - 1  # other weights
+
+
+def test_a_long_prompt_does_not_hold_up_those_that_decode():
+    e = engine(lanes=4, prefill_budget=8)
+    e.submit(request("short", max_tokens=30))
+    e.poll()
+    e.submit(request("long", tokens=draw(1, 40), max_tokens=2))
+    sampled = []
+    while e.gauges["running"] == 2 or not sampled:
+        before = e.metrics["prefilled"]
+        sampled.append(len(e.partial("short")[0]))
+        done = {c.session for c in e.poll()}
+        assert e.metrics["prefilled"] - before <= 8
+        if "long" in done:
+            break
+    assert len(sampled) >= 5 and all(b > a for a, b in zip(sampled, sampled[1:], strict=False))
+    e.release("short")
+    e.release("long")
+    e.submit(request("long", tokens=draw(1, 40), max_tokens=2))
+    before = e.metrics["prefilled"]
+    e.poll()
+    assert e.metrics["prefilled"] - before == 39  # nobody is held up
+
+
+def test_the_work_of_a_released_session_goes_on_with_those_that_wait_for_it():
+    e, prompt = engine(lanes=4, prefill_budget=4, blocks=8), draw(8, 30)
+    e.submit(request("decodes", max_tokens=40))
+    e.poll()
+    for name in ("maker", "x", "y"):
+        e.submit(request(name, tokens=prompt, max_tokens=3, key=(0, 0, 7)))
+    e.poll()
+    assert e.metrics["prefilled"] == 2 + 4
+    e.release("maker")
+    found = {}
+    while not {"x", "y"} <= set(found):
+        found |= {c.session: c for c in e.poll()}
+    assert e.metrics["prefilled"] == 2 + 4 + 29 and e.metrics["restored"] == 29
+    check({name: [(found[name], np.concatenate([prompt, found[name].tokens]))] for name in ("x", "y")})
+
+
+def test_a_full_queue_is_said():
+    e = engine(lanes=1, max_waiting=2)
+    for i in range(2):
+        e.submit(request(str(i)))
+    assert e.room == 0
+    with pytest.raises(EngineError, match="2 requests wait for a lane already"):
+        e.submit(request("2"))
+    e.release("1")
+    assert e.room == 1
+    e.release("0")
+    assert len(e.generate([request(str(i)) for i in range(5)])) == 5  # which waits for room
+
+
+def test_long_contexts_have_shorter_lengths_and_the_quickstart_has_one():
+    assert cache_lengths(320) == [320] and cache_lengths(4096) == [512, 1024, 2048, 4096] and cache_lengths(100, [50, 500]) == [50, 100]
+
+
+def test_a_thousand_sessions_on_32_lanes_compile_nothing_and_hold_no_more_than_the_pool():
+    e = engine(lanes=32, rows=8, chunk=8, steps=8, blocks=64, lengths=(24,))
+    e.warm_up(["base"])
+    compiles, random = e.metrics["compiles"], np.random.default_rng(0)
+    prompts = {str(i): np.concatenate([draw(i % 50, 6), draw(i, int(random.integers(1, 12)))]) for i in range(1000)}
+    pool = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(e._pool)]
+    found = turns(e, prompts, 2, new=2, max_tokens=6)
+    assert all(len(found[name]) == 2 for name in prompts)
+    assert e.metrics["compiles"] == compiles
+    assert e.metrics["restored"] > 0 and e.metrics["evicted"] > 0 and e.gauges["blocks_used"] == 0
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(e._pool)] == pool and len(e._done) == 0
+    check({name: found[name] for name in list(prompts)[::97]})

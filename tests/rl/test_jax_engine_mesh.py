@@ -19,13 +19,26 @@ from tests.model import tiny
 mesh = Mesh(np.array(jax.devices()).reshape(2, 1, 2, 1), ("data", "fsdp", "expert", "tensor"))
 plain = load_pretrained(sys.argv[1])
 bank, gate = tiny.bank(plain.config, adapters=3), tiny.gate(4, plain.config)
-requests = [Request(str(i), "gated", np.arange(1, 4 + i, dtype=np.int32), 6, 1.0, (0, 1, i), ()) for i in range(4)]
 
 
 def sampled(model):
-    engine = JaxEngine(model, lanes=4, context=32, steps=4)
+    # two turns of six sessions on four lanes, so that contexts go to the pool and back
+    engine = JaxEngine(model, lanes=4, context=48, steps=4, blocks=16, experts=True)
     engine.load(Policy("gated", 1, bank, gate=gate))
-    return engine, engine.generate(requests)
+    engine.warm_up(["gated"])
+    compiled, found = engine.metrics["compiles"], []
+    contexts = {str(i): np.append(np.arange(1, 19), i) for i in range(6)}
+    for turn in range(2):
+        for i, (name, context) in enumerate(contexts.items()):
+            engine.submit(Request(name, "gated", context, 6, 1.0, (0, 1, i)))
+        turns = {}
+        while len(turns) < 6:
+            turns |= {c.session: c for c in engine.poll()}
+        found += [turns[name] for name in contexts]
+        contexts = {name: np.concatenate([context, turns[name].tokens, [5]]) for name, context in contexts.items()}
+    assert engine.metrics["compiles"] == compiled and engine.metrics["restored"] > 6 * 16
+    assert engine.metrics["prefilled"] < 6 * 25
+    return engine, found
 
 
 _, expected = sampled(plain)
@@ -33,8 +46,9 @@ engine, found = sampled(load_pretrained(sys.argv[1], mesh))
 for one, other in zip(expected, found, strict=True):
     np.testing.assert_array_equal(one.tokens, other.tokens)
     np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    assert (np.sort(one.experts, -1) == np.sort(other.experts, -1)).mean() > 0.99
 held = engine._policies["gated"].adapters
-for name, x in (("cache", engine._cache.layers[0].k), ("adapters", held.a["expert_up"])):
+for name, x in (("cache", engine._cache.layers[0].k), ("pool", engine._pool.layers[0].k), ("adapters", held.a["expert_up"])):
     assert x.addressable_shards[0].data.size < x.size, (name, x.sharding)
 bank.a["expert_up"].delete()  # a learner donates its arrays to the next step
 assert np.isfinite(np.asarray(held.a["expert_up"])).all()

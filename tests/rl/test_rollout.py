@@ -10,6 +10,7 @@ from model import CausalLM, Config
 from model.parameters import parameter_specs
 from rl.engines.jax import JaxEngine
 from rl.engines.protocol import EngineError, Policy
+from rl.packing import pack
 from rl.rollout import Task, roll_out
 from rl.trajectory import StopReason, decode_shard, encode_shard
 from tests.rl import chats
@@ -52,10 +53,10 @@ OPTIONS = {"temperature": 1.0, "run_seed": 5, "max_tokens": 20}
 
 
 @functools.cache
-def model() -> CausalLM:
+def model(**sparse) -> CausalLM:
     """A random model that ends a turn after some ten tokens: dimension 0 is the same everywhere, and the end token's logit follows it."""
     size = len(chats.chat().tokenizer)
-    config = Config(size, 32, 48, 2, 2, 1, head_dim=16)
+    config = Config(size, 32, 48, 2, 2, 1, head_dim=16, **sparse)
     keys = iter(jax.random.split(jax.random.key(0), 32))
     parameters = {
         name: jax.numpy.ones(spec.shape) if "norm" in name else 0.3 * jax.random.normal(next(keys), spec.shape)
@@ -149,3 +150,23 @@ def test_an_unknown_policy_leaves_the_engine_clean(pool):
     with pytest.raises(EngineError, match="'typo'"):
         roll_out(e, pool, chats.chat(), tasks(), "typo", **OPTIONS)
     assert len(roll_out(e, pool, chats.chat(), tasks((1,)), "base", **OPTIONS)) == 3
+
+
+def test_the_experts_of_a_rollout_are_those_that_the_engine_took_and_the_learner_takes_them_again(pool):
+    net = model(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24)
+    e = JaxEngine(net, lanes=4, context=128, experts=True)
+    e.load(Policy("base", 1))
+    found = roll_out(e, pool, chats.chat(), tasks(seeds=(1, 2, 4)), "base", **OPTIONS | {"max_tokens": 40})
+    assert max(t.metrics["turns"] for t in found) > 1 and e.metrics["restored"] > 0
+    batch = pack(found, np.ones(len(found)), lengths=(128,))
+    forward = jax.jit(
+        lambda tokens, positions, segments, experts: net.forward(tokens, positions, segments, experts=experts, collect=("experts",))
+    )
+    free = forward(batch.tokens, batch.positions, batch.segment_ids, np.full_like(batch.experts, -1))
+    taken = forward(batch.tokens, batch.positions, batch.segment_ids, batch.experts)
+    for index, t in enumerate(found):
+        said = int(np.flatnonzero(t.loss_mask)[-1])  # the last sampled token has not been through the model
+        assert t.experts.shape == (len(t.tokens), 2, 2) and (t.experts[:said] >= 0).all() and (t.experts[said:] == -1).all()
+        mine = batch.trajectory == index
+        np.testing.assert_array_equal(taken.experts[mine], t.experts[: mine.sum()])
+        assert (np.sort(free.experts[mine], -1) == np.sort(t.experts[: mine.sum()], -1)).mean() > 0.99  # the router's own choice

@@ -20,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from model import AdapterBank, Cache, CausalLM, Gate, init_bank, init_cache, init_gate
+from model import AdapterBank, Cache, CausalLM, Gate, init_bank, init_cache, init_gate, init_pool
 from model import Config as Architecture
 from model.flops import adapter_step_flops, forward_flops
 from model.lora import bank_shardings
 from model.parameters import abstract_parameters
 from model.sharding import AXES, distribute
-from rl.engines.jax.steps import Slots, Turn, decode
+from rl.engines.jax.blocks import BLOCK, pool_size
+from rl.engines.jax.steps import Slots, Turn, cache_lengths, decode
 from rl.learner import Learner
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
@@ -115,7 +116,10 @@ def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> Iterato
     weights, adapter = _device_bytes(model.parameters()), _device_bytes(bank(1))
     cache = jax.eval_shape(lambda: init_cache(architecture, config.rollout.lanes, config.rollout.context, dtype))
     cache = distribute(cache, cache.shardings(engine))
-    held = _device_bytes(cache)  # by the engine, which has weights of its own where the learner's are no whole copy
+    blocks, states = pool_size(config.rollout.lanes, config.rollout.context)
+    pool = jax.eval_shape(lambda: init_pool(architecture, blocks, BLOCK, states, dtype))
+    pool = distribute(pool, pool.shardings(engine))
+    held = _device_bytes((cache, pool))  # by the engine, which has weights of its own where the learner's are no whole copy
     if any(engine.shape[axis] != mesh.shape[axis] for axis in AXES[1:]):
         held += _device_bytes(abstract_parameters(architecture, dtype, engine))
     settings, loss = learner_config(config, train.learning_rate, 0, train.iterations), loss_config(train)
@@ -131,8 +135,10 @@ def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> Iterato
     yield Step(_PROGRAMS[2], routed["gradient"], operations(train.rank * _ADAPTERS), held + _device_bytes(many))
     tokens = config.rollout.lanes * _STEPS
     decoded = forward_flops(architecture, tokens, 1, rank=train.rank * _ADAPTERS, keys=config.rollout.context) / engine.size
-    # the learner of the gate has the bank, that of an adapter its optimizer
-    yield Step(_PROGRAMS[3], lower_decode(config, architecture, cache, many, gate, engine), decoded, max(_ADAPTERS, 3) * adapter)
+    # the learner of the gate has the bank, that of an adapter its optimizer; a part of the context is decoded in a copy
+    part = (0, *cache_lengths(config.rollout.context))[-2] / config.rollout.context
+    beside = max(_ADAPTERS, 3) * adapter + _device_bytes(pool) + math.ceil(part * _device_bytes(cache))
+    yield Step(_PROGRAMS[3], lower_decode(config, architecture, cache, many, gate, engine), decoded, beside)
 
 
 def _device_bytes(tree: Any) -> int:
@@ -158,6 +164,8 @@ def lower_decode(config: Config, architecture: Architecture, cache: Cache, bank:
         keys=jax.ShapeDtypeStruct((lanes, 2), jnp.uint32),
         temperature=floats,
         stop=jax.ShapeDtypeStruct((lanes, 4), jnp.int32),
+        top_k=integers,
+        top_p=floats,
     )
     return decode.lower(
         architecture,

@@ -101,8 +101,10 @@ class Service:
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        gauges = {"requests_running": self.decoder.running, "lanes": self.decoder.engine.lanes}
-        return PlainTextResponse(self.counts.render(gauges, self.decoder.engine.metrics), media_type="text/plain; version=0.0.4")
+        engine = self.decoder.engine
+        gauges = {"requests_running": self.decoder.running, "lanes": engine.lanes}
+        gauges |= {f"engine_{name}": value for name, value in engine.gauges.items() if name != "lanes"}
+        return PlainTextResponse(self.counts.render(gauges, engine.metrics), media_type="text/plain; version=0.0.4")
 
     # --- an answer
 
@@ -172,6 +174,8 @@ class Service:
                 temperature=asked.temperature if asked.temperature >= _COLDEST else 0.0,
                 key=(seed, 0, i % asked.n),
                 stop=self._ends,
+                top_k=asked.top_k,
+                top_p=asked.top_p,
             )
             for i in range(len(turns))
         ]

@@ -11,11 +11,10 @@ import socket
 import tempfile
 from collections.abc import Iterator
 
-import numpy as np
 import uvicorn
 
 from rl.engines.jax import JaxEngine
-from rl.engines.protocol import Policy, Request
+from rl.engines.protocol import Policy
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.policies import find_policy, trained_mixture
@@ -88,12 +87,11 @@ def make_engine(runtime: Runtime, models: dict[str, Policy], context: int | None
         context=context,
         steps=_STEPS,
         chunk=max(16, min(256, context // 32)),  # a long prompt in few calls, a short one without much padding
-        lengths=[length for length in (1024, 4096, 16384) if length < context],
+        forget=False,  # the next request of a conversation is a new session that begins with the last one's tokens
     )
     for policy in models.values():
         engine.load(policy)
-    prompt = np.full(2, runtime.chat.end, np.int32)
-    engine.generate([Request("warm-up", models[ALIAS].name, prompt, max_tokens=1, temperature=0.0, key=(0, 0, 0))])
+    engine.warm_up([models[ALIAS].name])
     return engine
 
 

@@ -18,7 +18,7 @@ from rl.engines.protocol import EngineError, Request
 
 
 class Unavailable(Exception):
-    """The server is ending, or its engine has failed."""
+    """The server is ending, its engine has failed, or too many requests wait."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +145,9 @@ class Decoder:
                     live.deliver(Piece(live.index, [], [], "released"))
                 continue
             session = message.request.session
+            if self.engine.room < 1:
+                message.deliver(Unavailable("too many requests wait for the engine; try again later"))
+                continue
             self._live[session] = message
             try:
                 self.engine.submit(message.request)

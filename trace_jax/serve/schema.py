@@ -1,6 +1,6 @@
 """What a client may ask for: JSON in, checked and typed, or an error in OpenAI's form that names the field.
 
-Every field is in a table. A field that the engine can only serve at its neutral value (`top_p` 1, no penalties) is accepted at that value
+Every field is in a table. A field that the engine can only serve at its neutral value (no penalties, `min_p` 0) is accepted at that value
 and refused at others, so that nobody measures with a setting that was silently dropped; an unknown field is refused too. Null means left
 out. Inside messages unknown keys are allowed: clients send back what they were given, with remarks of their own.
 """
@@ -16,6 +16,7 @@ from typing import Any
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _STOPS = 4  # as many as OpenAI allows
 _CHOICES = 128  # answers to one request
+_LEAST = 1e-6  # a smaller top_p leaves the likeliest token alone, and so does this one
 
 
 class ApiError(Exception):
@@ -34,6 +35,7 @@ class Asked:
 
     Attributes:
       max_tokens: None as many as the context holds.
+      top_k, top_p: as in `rl.engines.protocol.Request`.
       seed: None another one every time.
       logprobs, return_token_ids: whether the log-prob and the id of every token are wanted.
     """
@@ -42,6 +44,8 @@ class Asked:
     n: int = 1
     max_tokens: int | None = None
     temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
@@ -149,6 +153,10 @@ def _number(low: float, high: float) -> _Reader:
         return float(value) if fits else _fail(name, f"a number in [{low}, {high}]", value)
 
     return read
+
+
+def _top_k(value: Any, name: str) -> int:
+    return max(_integer(-1, 2**31 - 1)(value, name), 0)  # -1, as 0, is no limit
 
 
 def _boolean(value: Any, name: str) -> bool:
@@ -292,8 +300,8 @@ _BOTH: dict[str, _Reader] = {
     "service_tier": _ignored,
     "safety_identifier": _ignored,
     "prompt_cache_key": _ignored,
-    "top_p": _only(1),
-    "top_k": _only(-1, 0),
+    "top_p": _number(_LEAST, 1),
+    "top_k": _top_k,
     "min_p": _only(0),
     "presence_penalty": _only(0),
     "frequency_penalty": _only(0),
@@ -333,5 +341,5 @@ def _read(body: Mapping[str, Any], table: Mapping[str, _Reader]) -> dict[str, An
 
 
 def _common(found: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("model", "n", "temperature", "seed", "stop", "stream", "return_token_ids")
+    names = ("model", "n", "temperature", "top_k", "top_p", "seed", "stop", "stream", "return_token_ids")
     return {name: found[name] for name in names if name in found} | {"include_usage": found.get("stream_options", False)}

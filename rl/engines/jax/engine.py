@@ -1,57 +1,52 @@
-"""Continuous batching: a fixed number of lanes, each holding one session's keys and values until the session is released.
+"""Continuous batching: lanes in which requests run, and behind them a pool of blocks for contexts that are shared or wait.
 
-The host decides, the device computes. `poll` gives free lanes to waiting sessions, brings new tokens into the cache in chunks, and decodes
-all running lanes until some have finished. What a new session shares with one that is in the cache already (the system prompt, the whole
-prompt of its group) is copied and not computed again; only keys and values made under the same policy version count. The second turn of a
-session computes the new tokens alone.
+The host decides, the device computes. `poll` gives lanes to waiting requests, brings new tokens into the cache in chunks, and decodes all
+lanes that are complete until some have finished. What a request shares with others (the system prompt, the whole prompt of its group) is
+computed once and copied from the pool; only keys and values made under the same policy version count. A session goes on in its lane, where
+its next turn computes the new tokens alone; one that had to give up its lane finds all its tokens in the pool, as long as that has room.
 
-Nothing depends on time: the same requests in the same order give the same batches. An engine without sessions forgets what its lanes hold,
-so a batch of rollouts does not depend on what was sampled before it either.
+Nothing depends on time: the same requests in the same order give the same batches. An engine that is told to forget does so when it has no
+sessions left, so a batch of rollouts does not depend on what was sampled before it either.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from model import AdapterBank, Cache, CausalLM, Gate, init_cache
+from model import AdapterBank, CausalLM, init_cache, init_pool
 from model.lora import bank_shardings
+from rl.engines.jax.blocks import BLOCK, Node, PrefixTree, pool_size
+from rl.engines.jax.policies import Loaded, load_policy, route
 from rl.engines.jax.sampler import session_key
-from rl.engines.jax.steps import CONTEXT, LENGTH, RUNNING, STOP, Slots, Turn, copy_lanes, count_compiles, decode, extend
+from rl.engines.jax.scheduler import Scheduler, Session
+from rl.engines.jax.steps import (
+    CONTEXT,
+    LENGTH,
+    RUNNING,
+    STOP,
+    Turn,
+    cache_lengths,
+    count_compiles,
+    decode,
+    extend,
+    laid_out,
+    restore,
+    store,
+)
 from rl.engines.protocol import Completion, EngineError, Policy, Request
 
 _FINISH = {STOP: "stop", LENGTH: "length", CONTEXT: "context"}
-_WORTH_WAITING = 8  # tokens: a shorter common prefix is computed again
+_WORTH_WAITING = 8  # tokens: fewer are computed again
 _STOP_IDS = 4
-
-
-@dataclasses.dataclass(eq=False)
-class _Loaded:
-    """A policy as the engine holds it: its own copy of the arrays, since a learner may donate the originals."""
-
-    policy: Policy
-    adapters: AdapterBank | None
-    gate: Gate | None
-    weights: np.ndarray | None  # [S]
-
-
-@dataclasses.dataclass(eq=False)
-class _Session:
-    """A context, and its request: queued, then running in a lane, then None until the next."""
-
-    request: Request | None
-    loaded: _Loaded
-    running: bool = False
-    tokens: list[int] = dataclasses.field(default_factory=list)  # sampled for the request so far
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    lane: int | None = None
+_STORED = 32  # blocks of one call
 
 
 class JaxEngine:
@@ -59,16 +54,25 @@ class JaxEngine:
 
     Args:
       model: its weights stay where they are and are never donated.
-      lanes: sessions in the cache at once.
+      lanes: requests that run at once. There may be more sessions.
       context: longest context in tokens.
+      blocks: of 16 tokens in the pool, see `pool_size`.
       steps: tokens sampled per lane in one call of the device, at most.
       patience: share of the running lanes that may have finished before the device returns.
       rows, chunk: new tokens enter the cache `chunk` at a time, `rows` lanes together.
-      lengths: cache lengths to compile for; a call uses the shortest that holds its lanes. The context is always one of them.
+      prefill_budget: tokens that enter the cache between two calls that decode, or one call's; as many as there are while nothing decodes.
+      lengths: cache lengths to compile for, see `cache_lengths`; a call uses the shortest that holds its lanes.
+      forget: without sessions nothing is kept; else prompts find what earlier ones had in common with them, as far as the pool has room.
+      max_waiting: requests that may wait for a lane.
+      experts: completions say which experts were taken.
+
+    Raises:
+      EngineError: a size out of range, or experts of a model that has none.
 
     Attributes:
-      metrics: counts and seconds since the engine was made: tokens sampled, prefilled and copied, decoding steps, calls of the device,
-        programs compiled.
+      metrics: counts and seconds since the engine was made: tokens sampled, prefilled and restored (copied from the pool instead), blocks
+        stored and evicted, decoding steps, calls of the device, programs compiled.
+      gauges: what is there now: lanes, requests that run and wait, sessions, blocks of the pool and how many hold something.
     """
 
     def __init__(
@@ -77,68 +81,87 @@ class JaxEngine:
         *,
         lanes: int = 64,
         context: int = 320,
+        blocks: int | None = None,
         steps: int = 16,
         patience: float = 0.25,
         rows: int = 8,
         chunk: int = 16,
-        lengths: Sequence[int] = (),
+        prefill_budget: int = 2048,
+        lengths: Sequence[int] | None = None,
+        forget: bool = True,
+        max_waiting: int = 4096,
+        experts: bool = False,
     ):
         if lanes < 1 or context < 2 or steps < 1:
             raise EngineError(f"lanes = {lanes}, context = {context}, steps = {steps}: must be at least 1, 2 and 1")
+        blocks, states = pool_size(lanes, context, blocks)
+        if blocks < 0 or prefill_budget < 1 or max_waiting < 1:
+            raise EngineError(f"blocks = {blocks}, prefill_budget = {prefill_budget}, max_waiting = {max_waiting}: at least 0, 1 and 1")
         self.lanes, self.context = lanes, context
-        self._steps, self._patience = steps, patience
-        self._rows, self._chunk = min(rows, lanes), min(chunk, context)
-        self._lengths = sorted({min(n, context) for n in lengths} | {context})
-        self._vocabulary = model.config.vocab_size
+        self._steps, self._patience, self._forget, self._max_waiting = steps, patience, forget, max_waiting
+        self._rows, self._chunk, self._budget = min(rows, lanes), min(chunk, context), prefill_budget
+        self._lengths = cache_lengths(context, lengths)
+        self._parts = cache_lengths(context, [context // 4, context // 2])  # lengths that are copied from the pool
+        self._config, self._mesh = model.config, model.mesh
         self._model = model.config, model.mesh, model.parameters()
-        self._cache = self._empty_cache(model.embed[...].dtype)
+        sparse = model.config.count("sparse")
+        if experts and not sparse:
+            raise EngineError("experts = True: the model has none")
+        self._experts = (sparse, model.config.num_experts_per_tok) if experts else None  # [L', k]
+        dtype = model.embed[...].dtype
+        self._cache = self._empty(lambda: init_cache(model.config, lanes, context, dtype))
+        self._pool = self._empty(lambda: init_pool(model.config, max(blocks, 1), BLOCK, max(states, 1), dtype))
+        self._tree = PrefixTree(blocks, states, self._cache.recurrent)
+        self._scheduler = Scheduler(lanes)
         self._compiles = count_compiles()
 
-        self._policies: dict[str, _Loaded] = {}
-        self._sessions: dict[str, _Session] = {}
-        self._queue: list[str] = []  # sessions whose request does not run yet, first come first served
+        self._policies: dict[str, Loaded] = {}
+        self._sessions: dict[str, Session] = {}
         self._done: list[Completion] = []
-        # Per lane: the known tokens, how many there are, how many of them are in the cache, and under which policy.
-        self._tokens = np.zeros((lanes, context), np.int32)
-        self._known = np.zeros(lanes, np.int32)
-        self._cached = np.zeros(lanes, np.int32)
-        self._under: list[_Loaded | None] = [None] * lanes
-        self._owner: list[_Session | None] = [None] * lanes
-        self._keys = np.zeros((lanes, 2), np.uint32)
+        self._to_store: dict[int, tuple[int, int]] = {}  # by block of the pool: a lane, and which of its blocks
+        self._states_to_store: dict[int, int] = {}  # by state of the pool: a lane
         self._counts: collections.Counter[str] = collections.Counter()
 
     @property
     def metrics(self) -> dict[str, float]:
-        return dict(self._counts) | {"compiles": count_compiles() - self._compiles}
+        return dict(self._counts) | {"evicted": self._tree.evicted, "compiles": count_compiles() - self._compiles}
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        at_work = {"lanes": self.lanes, "running": len(self._scheduler.running), "waiting": len(self._scheduler.queue)}
+        return at_work | {"sessions": len(self._sessions), "blocks": self._tree.blocks, "blocks_used": self._tree.used}
+
+    @property
+    def room(self) -> int:
+        """Requests that `submit` takes before some have got lanes."""
+        return self._max_waiting - len(self._scheduler.queue)
 
     def load(self, policy: Policy) -> None:
-        weights = _check_policy(policy)
-        known = [*self._policies.values(), *(s.loaded for s in self._sessions.values())]
-
-        def own(name: str):
-            """The copy made for another policy that holds the same object, so that both decode in one batch; else a new one."""
-            original = getattr(policy, name)
-            shared = (getattr(k, name) for k in known if original is not None and getattr(k.policy, name) is original)
-            return next(shared, None) or self._copy(original)
-
-        self._policies[policy.name] = _Loaded(policy, own("adapters"), own("gate"), weights)
+        known = [*self._policies.values(), *(session.loaded for session in self._sessions.values())]
+        self._policies[policy.name] = load_policy(policy, known, self._copy)
 
     def submit(self, request: Request) -> None:
+        """See `rl.engines.protocol.Engine`. Raises EngineError also where there is no `room`."""
         loaded = self._check_request(request)
         session = self._sessions.get(request.session)
         if session is None:
-            session = self._sessions[request.session] = _Session(request, loaded)
-        else:
-            session.request, session.loaded, session.tokens, session.logprobs = request, loaded, [], []
+            session = Session(request.session, loaded, np.zeros(self.context, np.int32))
+            if self._experts:
+                session.experts = np.full((self.context, *self._experts), -1, np.int16)
+            self._sessions[request.session] = session
+        session.request, session.loaded, session.logprobs = request, loaded, []
         if len(request.tokens) >= self.context:
             self._finish(session, "context")
-        else:
-            self._queue.append(request.session)
+            return
+        session.known = len(request.tokens)
+        session.tokens[: session.known] = request.tokens
+        session.key = session_key(request.key)
+        self._scheduler.enqueue(session)
 
     def poll(self) -> list[Completion]:
         self._admit()
         self._prefill()
-        self._decode_some()
+        self._decode()
         done, self._done = self._done, []
         return done
 
@@ -146,28 +169,30 @@ class JaxEngine:
         found = self._sessions.pop(session, None)
         if found is None:
             return
-        if found.lane is not None:
-            self._owner[found.lane] = None
-        if session in self._queue:
-            self._queue.remove(session)
-        if not self._sessions:
-            self._under = [None] * self.lanes
-            self._cached[:] = 0
+        if found.lane is not None and not self._forget:
+            self._save(found, found.lane)
+        self._tree.release(found.chain, found)
+        self._scheduler.remove(found)
+        if not self._sessions and self._forget:
+            self._tree.clear()
+            self._to_store.clear()
+            self._states_to_store.clear()
 
     def partial(self, session: str, start: int = 0) -> tuple[list[int], list[float]]:
         """The tokens and log-probs that the running request of a session has sampled so far, from the `start`-th on; for streaming."""
         found = self._sessions[session]
-        return found.tokens[start:], found.logprobs[start:]
+        return found.tokens[len(found.request.tokens) + start : found.known].tolist(), found.logprobs[start:]
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         names = [request.session for request in requests]
         if len(set(names)) < len(names):
             raise EngineError("generate: two requests have one session; give every request its own")
         found: dict[str, Completion] = {}
+        waiting = collections.deque(requests)
         try:
-            for request in requests:
-                self.submit(request)
             while len(found) < len(requests):
+                while waiting and self.room > 0:
+                    self.submit(waiting.popleft())
                 for completion in self.poll():
                     found[completion.session] = completion
                     self.release(completion.session)
@@ -176,31 +201,39 @@ class JaxEngine:
                 self.release(name)
         return [found[name] for name in names]
 
+    def warm_up(self, policies: Iterable[str], *, limited: bool = False) -> None:
+        """Compiles all that requests of these policies can come to need; with `limited` also for those with top-k or top-p."""
+        named = [self._policies[name] for name in policies]
+        kinds = {tuple(x is None for x in route([one])): one for one in named}
+        for loaded in kinds.values():
+            for length in self._lengths:
+                self._extend_lanes([], loaded, length)
+                for some in {False, limited}:
+                    self._decode_lanes([], loaded, length, some)
+        for length in self._parts:
+            self._restore_lanes([], length)
+        self._store_blocks([], [])
+
     def close(self) -> None:
         """Nothing is outside this process."""
 
     # --- the mesh
 
-    def _empty_cache(self, dtype: jnp.dtype) -> Cache:
-        config, mesh, _ = self._model
+    def _empty(self, make: Callable[[], Any]) -> Any:
+        """A cache or pool, laid out over the mesh."""
+        return jax.jit(lambda: laid_out(make(), self._mesh))()
 
-        def make() -> Cache:
-            return init_cache(config, self.lanes, self.context, dtype)
-
-        return make() if mesh is None else jax.jit(make, out_shardings=jax.eval_shape(make).shardings(mesh))()
-
-    def _copy(self, arrays: AdapterBank | Gate | None) -> AdapterBank | Gate | None:
+    def _copy(self, arrays: Any) -> Any:
         """Arrays of our own, on a mesh laid out as the learner's; a gate is whole everywhere."""
-        config, mesh, _ = self._model
-        if mesh is None or arrays is None:
+        if self._mesh is None or arrays is None:
             return jax.tree.map(lambda x: jnp.array(x, copy=True), arrays)
-        whole = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), arrays)
-        shardings = bank_shardings(arrays, config, mesh) if isinstance(arrays, AdapterBank) else whole
+        whole = jax.tree.map(lambda _: NamedSharding(self._mesh, PartitionSpec()), arrays)
+        shardings = bank_shardings(arrays, self._config, self._mesh) if isinstance(arrays, AdapterBank) else whole
         return jax.tree.map(lambda x, sharding: jax.device_put(x, sharding, may_alias=False), arrays, shardings)
 
     # --- scheduling
 
-    def _check_request(self, request: Request) -> _Loaded:
+    def _check_request(self, request: Request) -> Loaded:
         def fail(why: str):
             raise EngineError(f"request of session {request.session!r}: {why}")
 
@@ -208,170 +241,201 @@ class JaxEngine:
             fail("no policy named; name the policy that is to be sampled")
         if request.policy not in self._policies:
             fail(f"policy {request.policy!r} is not loaded; loaded are {sorted(self._policies)}")
-        tokens = np.asarray(request.tokens)
+        tokens, vocabulary = np.asarray(request.tokens), self._config.vocab_size
         if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
             fail("tokens must be a non-empty vector of integers")
-        if tokens.min() < 0 or tokens.max() >= self._vocabulary:
-            fail(f"tokens must be in [0, {self._vocabulary}), found {tokens.min()} to {tokens.max()}")
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            fail(f"tokens must be in [0, {vocabulary}), found {tokens.min()} to {tokens.max()}")
         if request.max_tokens < 1 or not 0 <= request.temperature < np.inf or len(request.stop) > _STOP_IDS:
             fail(f"max_tokens >= 1, a finite temperature >= 0 and at most {_STOP_IDS} stop ids are needed")
+        if not 0 <= request.top_k < 2**31 or not 0 < request.top_p <= 1:
+            fail(f"top_k >= 0 and 0 < top_p <= 1 are needed, found {request.top_k} and {request.top_p}")
         session = self._sessions.get(request.session)
         if session is not None:
             if session.request is not None:
                 fail("its last request has not finished; poll until it has")
-            if session.lane is not None:
-                known = self._known[session.lane]
-                if len(tokens) <= known or not np.array_equal(tokens[:known], self._tokens[session.lane, :known]):
-                    fail(f"the tokens do not extend the {known} that the session holds; release it to begin anew")
+            known = session.known
+            if len(tokens) <= known or not np.array_equal(tokens[:known], session.tokens[:known]):
+                fail(f"the tokens do not extend the {known} that the session holds; release it to begin anew")
+        if self.room < 1:
+            fail(f"{self._max_waiting} requests wait for a lane already (max_waiting); poll, and submit it later")
         return self._policies[request.policy]
 
-    @property
-    def _running(self) -> list[_Session]:
-        return [s for s in self._owner if s is not None and s.running]
-
     def _admit(self) -> None:
-        """Starts queued requests: those of sessions in a lane, and the first waiting ones while lanes are free.
+        for session, ousted in self._scheduler.admit():
+            if ousted is not None:
+                self._save(ousted, session.lane)
+                ousted.under, ousted.cached = None, 0
+            if session.under is session.loaded:
+                session.begun = True
+            else:
+                session.under, session.cached, session.begun = session.loaded, 0, False
+                self._hold(session, session.known - 1)
 
-        One batch runs one bank and one gate. A request that needs others waits until the batch has drained, new sessions behind it too.
-        """
-        adapters = next((s.loaded.adapters for s in self._running if s.loaded.adapters is not None), None)
-        gate = next((s.loaded.gate for s in self._running if s.loaded.gate is not None), None)
-        blocked, waiting = False, []
-        free = [lane for lane, owner in enumerate(self._owner) if owner is None]
-        for name in self._queue:
-            session = self._sessions[name]
-            mine = session.loaded
-            fits = _agree(adapters, mine.adapters) and _agree(gate, mine.gate)
-            if not fits or (session.lane is None and (blocked or not free)):
-                blocked |= not fits
-                waiting.append(name)
-                continue
-            adapters = adapters if mine.adapters is None else mine.adapters
-            gate = gate if mine.gate is None else mine.gate
-            self._start(session, free)
-        self._queue = waiting
+    def _hold(self, session: Session, length: int) -> None:
+        """Reserves the blocks of the first `length` tokens, and gives up those that the session had."""
+        chain = self._tree.reserve(session.under.serial, session.tokens[:length].tolist())
+        self._tree.release(session.chain, session)
+        session.chain = chain
 
-    def _start(self, session: _Session, free: list[int]) -> None:
-        """Puts the request's tokens into the session's lane, or into the free lane that holds most of them already."""
-        request, tokens, session.running = session.request, np.asarray(session.request.tokens, np.int32), True
-        if session.lane is None:
-            shared = self._shared(tokens, session.loaded)
-            lane = session.lane = max(free, key=lambda lane: (shared[lane], -lane))
-            free.remove(lane)
-            self._owner[lane], self._cached[lane] = session, shared[lane]
-        lane = session.lane
-        if self._under[lane] is not session.loaded:
-            self._under[lane], self._cached[lane] = session.loaded, 0
-        self._tokens[lane, : len(tokens)] = tokens
-        self._known[lane] = len(tokens)
-        self._keys[lane] = session_key(request.key)
+    def _save(self, session: Session, lane: int) -> None:
+        """Brings all that the session has in a lane to the pool."""
+        if session.under is not None:
+            self._hold(session, session.cached)
+            self._store(session, lane)
 
-    def _shared(self, tokens: np.ndarray, loaded: _Loaded, within: np.ndarray | None = None) -> np.ndarray:
-        """[N]: how many of `tokens`, the last excepted, each lane holds under the same policy; of its first within[N] (default: cached)."""
-        limit = len(tokens) - 1
-        differs = self._tokens[:, :limit] != tokens[:limit]
-        common = np.where(differs.any(axis=1), differs.argmax(axis=1), limit) if limit else np.zeros(self.lanes, int)
-        within = self._cached if within is None else within
-        same = np.array([under is loaded for under in self._under])
-        if self._cache.recurrent:  # a state holds all its tokens or is of no use
-            same &= common >= within
-        return np.where(same, np.minimum(common, within), 0)
+    def _store(self, session: Session, lane: int) -> None:
+        """What the session's chain needs and the lane has goes to the pool, before the next call that may write to the lane."""
+        for place, node in enumerate(session.chain):
+            if not node.ready:
+                self._to_store[node.block] = lane, place
+                node.ready, node.maker = True, None
+                if session.experts is not None:
+                    node.experts = session.experts[place * BLOCK :][: len(node.tokens)].copy()
+        if self._tree.recurrent and session.chain and sum(len(node.tokens) for node in session.chain) == session.cached:
+            last = session.chain[-1]
+            if last.state is None and (state := self._tree.add_state(last)) is not None:
+                self._states_to_store[state] = lane
 
-    # --- device calls
+    def _finish(self, session: Session, finish: str) -> None:
+        request, session.request = session.request, None
+        self._scheduler.finish(session)
+        tokens = session.tokens[len(request.tokens) : session.known].copy()
+        logprobs = np.array(session.logprobs, np.float32)
+        experts = session.experts
+        if experts is not None:
+            experts = experts[: len(request.tokens) + len(tokens)].copy()
+        self._done.append(Completion(session.name, tokens, logprobs, finish, session.loaded.policy.version, experts))
+
+    # --- tokens that are known
 
     def _prefill(self) -> None:
-        """Brings every running lane's tokens but the last into the cache.
-
-        A lane that shares a prefix with one that is being computed waits for it and copies.
-        """
-        began = time.perf_counter()
-        behind = [s.lane for s in self._running if self._cached[s.lane] < self._known[s.lane] - 1]
-        fresh = [lane for lane in behind if self._cached[lane] + _WORTH_WAITING < self._known[lane]]
-        ready = [lane for lane in behind if lane not in fresh]
-        while fresh or ready:
-            snapshot = self._cached.copy()
-            copies, later = [], []
-            coming = np.zeros(self.lanes, np.int32)
-            coming[ready] = self._known[ready] - 1
-            for lane in fresh:
-                tokens, under = self._tokens[lane, : self._known[lane]], self._under[lane]
-                here = self._shared(tokens, under, snapshot)
-                source = int(here.argmax())
-                if self._shared(tokens, under, coming).max() >= max(here[source], self._cached[lane]) + _WORTH_WAITING:
-                    later.append(lane)
-                else:
-                    if here[source] >= self._cached[lane] + _WORTH_WAITING:
-                        copies.append((source, lane))
-                        self._counts["copied"] += int(here[source] - self._cached[lane])
-                        self._cached[lane] = here[source]
-                    ready.append(lane)
-                coming[lane] = self._known[lane] - 1
-            self._copy_lanes(copies)
-            fresh = later
-            ready = [lane for lane in ready if self._cached[lane] < self._known[lane] - 1]
-            if ready:
-                self._extend_lanes(ready[: self._rows])
-                ready = [lane for lane in ready if self._cached[lane] < self._known[lane] - 1]
+        """Brings running sessions' tokens but the last into the cache, those of the first first."""
+        began, spent = time.perf_counter(), 0
+        self._flush()
+        behind = [session for session in self._scheduler.running if session.behind or not session.begun]
+        decoding = len(behind) < len(self._scheduler.running)
+        waiting = [session for session in behind if not session.begun]
+        while behind:
+            if waiting:
+                self._begin(waiting)
+            chosen = [session for session in behind if session.begun and session.behind][: self._rows]
+            if chosen:
+                new = sum(min(session.behind, self._chunk) for session in chosen)
+                if decoding and spent and spent + new > self._budget:
+                    break
+                self._extend_lanes(chosen, None, None)
+                spent += new
+            complete = [session for session in behind if session.begun and not session.behind]
+            for session in complete:
+                self._store(session, session.lane)
+            behind = [session for session in behind if session not in complete]
+            waiting = [session for session in behind if not session.begun] if complete else []
+        if spent:
+            jax.block_until_ready(self._cache)  # else the next call that decodes would be charged with it
         self._counts["prefill_seconds"] += time.perf_counter() - began
 
-    def _copy_lanes(self, pairs: list[tuple[int, int]]) -> None:
-        for start in range(0, len(pairs), self._rows):
-            source, target = np.zeros(self._rows, np.int32), np.full(self._rows, self.lanes, np.int32)
-            some = pairs[start : start + self._rows]
-            source[: len(some)], target[: len(some)] = zip(*some, strict=True)
-            self._cache = copy_lanes(self._cache, source, target)
-            self._counts["copy_calls"] += 1
+    def _begin(self, sessions: Sequence[Session]) -> None:
+        """Gives sessions what the pool has of their tokens; one that others are computing tokens for goes on waiting for them."""
+        self._flush()
+        found = []
+        for session in sessions:
+            missing = [node for node in session.chain if not node.ready]
+            if self._awaited(session, missing):
+                continue
+            for node in missing:
+                node.maker = node.maker or session
+            session.begun = True
+            nodes, length = self._tree.find(session.under.serial, session.chain, session.tokens[: session.known - 1].tolist())
+            if length >= _WORTH_WAITING:
+                found.append((session, nodes, length))
+        for start in range(0, len(found), self._rows):
+            some = found[start : start + self._rows]
+            longest = max(length for _, _, length in some)
+            self._restore_lanes(some, next(length for length in self._parts if length >= longest))
 
-    def _extend_lanes(self, chosen: list[int]) -> None:
-        lanes, count = np.full(self._rows, self.lanes, np.int32), np.zeros(self._rows, np.int32)
-        offset, tokens = np.zeros(self._rows, np.int32), np.zeros((self._rows, self._chunk), np.int32)
-        for row, lane in enumerate(chosen):
-            start = self._cached[lane]
-            lanes[row], offset[row] = lane, start
-            count[row] = min(self._known[lane] - 1 - start, self._chunk)
-            tokens[row, : count[row]] = self._tokens[lane, start : start + count[row]]
-        adapters, gate, slots = self._route([self._under[lane] for lane in chosen], self._rows)
-        length = self._length(int((offset + count).max()))
-        self._cache = extend(*self._model, self._cache, adapters, gate, slots, lanes, tokens, offset, count, length=length)
-        self._cached[chosen] += count[: len(chosen)]
+    def _awaited(self, session: Session, missing: Sequence[Node]) -> bool:
+        """Whether others are computing enough of what the session misses."""
+        makers = [node for node in missing if node.maker not in (None, session)]
+        if self._tree.recurrent:  # which leave their state at the end alone
+            makers = [node for node in makers if node is node.maker.chain[-1]]
+        return sum(len(node.tokens) for node in makers) >= _WORTH_WAITING
+
+    def _extend_lanes(self, chosen: Sequence[Session], warm: Loaded | None, length: int | None) -> None:
+        """The next chunk of some lanes. Without any it does nothing, for the policy `warm`."""
+        rows, chunk = self._rows, self._chunk
+        lanes, offset, count = np.full(rows, self.lanes, np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        tokens, loaded = np.zeros((rows, chunk), np.int32), [warm] + [None] * (rows - 1)
+        for row, session in enumerate(chosen):
+            start, new = session.cached, min(session.behind, chunk)
+            lanes[row], offset[row], count[row], loaded[row] = session.lane, start, new, session.under
+            tokens[row, :new] = session.tokens[start : start + new]
+        adapters, gate, slots = route(loaded)
+        length = length or self._length(int((offset + count).max()))
+        arguments = adapters, gate, slots, lanes, tokens, offset, count
+        self._cache, experts = extend(*self._model, self._cache, *arguments, length=length, experts=self._experts is not None)
+        experts = None if experts is None else np.asarray(experts)
+        for row, session in enumerate(chosen):
+            if experts is not None:
+                session.experts[offset[row] : offset[row] + count[row]] = experts[row, : count[row]]
+            session.cached += int(count[row])
         self._counts["prefilled"] += int(count.sum())
-        self._counts["extend_calls"] += 1
+        self._counts["extend_calls"] += bool(chosen)
 
-    def _decode_some(self) -> None:
-        running = self._running
+    # --- the pool
+
+    def _flush(self) -> None:
+        """Copies to the pool what is to be stored."""
+        blocks, states = list(self._to_store.items()), list(self._states_to_store.items())
+        for start in range(0, max(len(blocks), len(states)), _STORED):
+            self._store_blocks(blocks[start : start + _STORED], states[start : start + _STORED])
+        self._to_store.clear()
+        self._states_to_store.clear()
+
+    def _store_blocks(self, blocks: Sequence[tuple[int, tuple[int, int]]], states: Sequence[tuple[int, int]]) -> None:
+        lanes, places, standing = (np.zeros(_STORED, np.int32) for _ in range(3))
+        to, states_to = np.full(_STORED, max(self._tree.blocks, 1), np.int32), np.full(_STORED, max(self._tree.states, 1), np.int32)
+        for row, (block, (lane, place)) in enumerate(blocks):
+            to[row], lanes[row], places[row] = block, lane, place
+        for row, (state, lane) in enumerate(states):
+            states_to[row], standing[row] = state, lane
+        self._pool = store(self._mesh, self._pool, self._cache, lanes, places, to, standing, states_to)
+        self._counts["stored"] += len(blocks)
+        self._counts["store_calls"] += bool(blocks or states)
+
+    def _restore_lanes(self, found: Sequence[tuple[Session, Sequence[Node], int]], length: int) -> None:
+        """Copies contexts of at most `length` tokens from the pool to lanes."""
+        rows = self._rows
+        lanes, states = np.full(rows, self.lanes, np.int32), np.zeros(rows, np.int32)
+        blocks = np.zeros((rows, -(-length // BLOCK)), np.int32)
+        for row, (session, nodes, tokens) in enumerate(found):
+            lanes[row], states[row] = session.lane, nodes[-1].state or 0
+            blocks[row, : len(nodes)] = [node.block for node in nodes]
+            if session.experts is not None:
+                session.experts[:tokens] = np.concatenate([node.experts for node in nodes])[:tokens]
+            session.cached = tokens
+            self._counts["restored"] += tokens
+        self._cache = restore(self._mesh, self._cache, self._pool, lanes, blocks, states)
+        self._counts["restore_calls"] += bool(found)
+
+    # --- tokens that are sampled
+
+    def _decode(self) -> None:
+        running = [session for session in self._scheduler.running if session.begun and not session.behind]
         if not running:
             return
+        self._flush()
         began = time.perf_counter()
-        turn = Turn(
-            token=self._tokens[np.arange(self.lanes), np.maximum(self._known - 1, 0)],
-            position=np.maximum(self._known - 1, 0),
-            running=np.zeros(self.lanes, bool),
-            remaining=np.ones(self.lanes, np.int32),
-            keys=self._keys,
-            temperature=np.ones(self.lanes, np.float32),
-            stop=np.full((self.lanes, _STOP_IDS), -1, np.int32),
-        )
-        loaded: list[_Loaded | None] = [None] * self.lanes
+        length = self._length(max(session.known for session in running) + self._steps)
+        limited = any(session.request.top_k > 0 or session.request.top_p < 1 for session in running)
+        tokens, logprobs, count, finish, experts = self._decode_lanes(running, None, length, limited)
         for session in running:
-            lane, request = session.lane, session.request
-            turn.running[lane] = True
-            turn.remaining[lane] = request.max_tokens - len(session.tokens)
-            turn.temperature[lane] = request.temperature
-            turn.stop[lane, : len(request.stop)] = request.stop
-            loaded[lane] = session.loaded
-        adapters, gate, slots = self._route(loaded, self.lanes)
-        length = self._length(int(self._known[turn.running].max()) + self._steps)
-        enough = np.int32(max(1, round(self._patience * len(running))))
-        self._cache, out = decode(*self._model, self._cache, adapters, gate, slots, turn, enough, steps=self._steps, length=length)
-        tokens, logprobs, count, finish = (np.asarray(x) for x in out)
-        for session in running:
-            lane, n = session.lane, int(count[session.lane])
-            known = self._known[lane]
-            self._tokens[lane, known : known + n] = tokens[lane, :n]
-            self._known[lane] += n
-            self._cached[lane] = self._known[lane] - 1
-            session.tokens += tokens[lane, :n].tolist()
+            lane, n, known = session.lane, int(count[session.lane]), session.known
+            session.tokens[known : known + n] = tokens[lane, :n]
             session.logprobs += logprobs[lane, :n].tolist()
+            if experts is not None:
+                session.experts[known - 1 : known - 1 + n] = experts[lane, :n]
+            session.known, session.cached = known + n, known + n - 1
             if finish[lane] != RUNNING:
                 self._finish(session, _FINISH[int(finish[lane])])
         self._counts["sampled"] += int(count.sum())
@@ -379,56 +443,33 @@ class JaxEngine:
         self._counts["decode_calls"] += 1
         self._counts["decode_seconds"] += time.perf_counter() - began
 
-    def _finish(self, session: _Session, finish: str) -> None:
-        request, session.request, session.running = session.request, None, False
-        tokens, logprobs = np.array(session.tokens, np.int32), np.array(session.logprobs, np.float32)
-        self._done.append(Completion(request.session, tokens, logprobs, finish, session.loaded.policy.version))
+    def _decode_lanes(self, running: Sequence[Session], warm: Loaded | None, length: int, limited: bool) -> list[np.ndarray | None]:
+        """What some lanes have sampled, see `Sampled`. Without any it does nothing, for the policy `warm`."""
+        zeros, ones = np.zeros(self.lanes, np.int32), np.ones(self.lanes, np.float32)
+        turn = Turn(
+            token=zeros.copy(),
+            position=zeros.copy(),
+            running=np.zeros(self.lanes, bool),
+            remaining=zeros + 1,
+            keys=np.zeros((self.lanes, 2), np.uint32),
+            temperature=ones.copy(),
+            stop=np.full((self.lanes, _STOP_IDS), -1, np.int32),
+            top_k=zeros.copy(),
+            top_p=ones.copy(),
+        )
+        loaded: list[Loaded | None] = [warm] + [None] * (self.lanes - 1)
+        for session in running:
+            lane, request = session.lane, session.request
+            turn.running[lane], loaded[lane] = True, session.under
+            turn.token[lane], turn.position[lane] = session.tokens[session.known - 1], session.known - 1
+            turn.remaining[lane] = request.max_tokens - len(session.logprobs)
+            turn.keys[lane], turn.temperature[lane] = session.key, request.temperature
+            turn.top_k[lane], turn.top_p[lane] = request.top_k, request.top_p
+            turn.stop[lane, : len(request.stop)] = request.stop
+        enough = np.int32(max(1, round(self._patience * len(running))))
+        options = {"steps": self._steps, "length": length, "limited": limited, "experts": self._experts is not None}
+        self._cache, out = decode(*self._model, self._cache, *route(loaded), turn, enough, **options)
+        return [None if x is None else np.asarray(x) for x in out]
 
     def _length(self, needed: int) -> int:
         return next((length for length in self._lengths if length >= needed), self.context)
-
-    def _route(self, loaded: Sequence[_Loaded | None], rows: int) -> tuple[AdapterBank | None, Gate | None, Slots]:
-        """The one bank and gate of these rows, and how each row uses them; rows without a policy take the base."""
-        adapters = next((x.adapters for x in loaded if x is not None and x.adapters is not None), None)
-        gate = next((x.gate for x in loaded if x is not None and x.gate is not None), None)
-        if adapters is None:
-            return None, None, Slots(None, None)
-        weights = np.zeros((rows, adapters.size + 1), np.float32)
-        weights[:, 0] = 1.0
-        for row, x in enumerate(loaded):
-            if x is not None and x.weights is not None:
-                weights[row] = x.weights
-        gated = None if gate is None else np.array([x is not None and x.gate is not None for x in loaded] + [False] * (rows - len(loaded)))
-        return adapters, gate, Slots(weights, gated)
-
-
-def _agree(one: object | None, other: object | None) -> bool:
-    """Whether one batch can run under both: they are the same, or one of them is none."""
-    return one is None or other is None or one is other
-
-
-def _check_policy(policy: Policy) -> np.ndarray | None:
-    """The constant weights [S] of a policy, if it has any."""
-
-    def fail(why: str):
-        raise EngineError(f"policy {policy.name!r}: {why}")
-
-    if not policy.name:
-        fail("has no name")
-    if policy.adapters is None:
-        if policy.weights is not None or policy.gate is not None:
-            fail("has weights or a gate but no adapters to apply them to")
-        return None
-    slots = policy.adapters.size + 1
-    if policy.gate is not None:
-        if policy.weights is not None:
-            fail("has both weights and a gate; give one of them")
-        if policy.gate.bias.shape[-1] != slots:
-            fail(f"its gate has {policy.gate.bias.shape[-1]} slots, its bank {slots} (base included)")
-        return None
-    if policy.weights is None and slots != 2:
-        fail(f"a bank of {slots - 1} adapters needs weights or a gate")
-    weights = np.array([0.0, 1.0] if policy.weights is None else policy.weights, np.float32)
-    if weights.shape != (slots,) or not np.isfinite(weights).all():
-        fail(f"weights must be {slots} finite numbers (base first), found {weights.tolist()}")
-    return weights

@@ -62,7 +62,7 @@ def send(url, path, body=None, headers=None):
 class ScriptedEngine:
     """Answers every request with the same text, two tokens a call; `cut` leaves the end of the turn out."""
 
-    lanes, context, metrics = 4, 4096, {}
+    lanes, context, metrics, gauges, room = 4, 4096, {}, {}, 4096
 
     def __init__(self, chat):
         self.chat = chat

@@ -168,6 +168,19 @@ def test_completions_take_texts_and_ids(url, engine, chat):
     chunks = list(ids)
     assert "".join(c.choices[0].text for c in chunks) == "so it goes" and chunks[0].choices[0].prompt_token_ids == [1, 2, 3]
     assert engine.requests[-1].tokens.tolist() == [1, 2, 3] and engine.requests[-1].max_tokens == 16
+    client(url).completions.create(model="base", prompt="ok!", top_p=0.5, extra_body={"top_k": 7})
+    assert [(r.top_k, r.top_p) for r in engine.requests[-2:]] == [(0, 1.0), (7, 0.5)]
+
+
+def test_more_requests_than_may_wait_are_turned_away(own):
+    engine, url, _ = own
+    engine.room = 0
+    with pytest.raises(openai.InternalServerError, match="too many requests wait") as error:
+        client(url).chat.completions.create(**ASK)
+    assert error.value.status_code == 503
+    engine.room = 1
+    engine.say("ok")
+    assert client(url).chat.completions.create(**ASK).choices[0].message.content == "ok"
 
 
 def test_a_full_context_is_refused_by_its_code(url, chat):

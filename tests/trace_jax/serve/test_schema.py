@@ -39,8 +39,11 @@ def refused(read, **fields) -> ApiError:
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0.9}, "top_p"),
-        ({"top_k": 20}, "top_k"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 0.5}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
         ({"presence_penalty": 1}, "presence_penalty"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"top_logprobs": 3}, "top_logprobs"),
@@ -90,7 +93,8 @@ def test_a_wrong_field_of_a_completion_is_named(fields, param):
 
 
 def test_neutral_settings_and_remarks_change_nothing():
-    neutral = {"top_p": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "response_format": {"type": "text"}}
+    neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
+    neutral["response_format"] = {"type": "text"}
     remarks = {"user": "u", "metadata": {"a": "b"}, "store": False, "tool_choice": "auto", "parallel_tool_calls": True, "seed": None}
     assert chat(**neutral, **remarks) == chat()
 
@@ -100,6 +104,8 @@ def test_what_is_left_out_has_a_default():
     assert read_completion({"model": "base", "prompt": "x"}).max_tokens == 16
     assert chat(max_tokens=7, max_completion_tokens=5).max_tokens == 5
     assert chat(stop="x").stop == ("x",)
+    limited = read_completion({"model": "base", "prompt": "x", "top_p": 0.9, "top_k": 20})
+    assert (limited.top_p, limited.top_k) == (0.9, 20) and (chat().top_p, chat().top_k) == (1.0, 0)
 
 
 def test_messages_become_what_templates_read():
