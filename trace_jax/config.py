@@ -197,6 +197,7 @@ class TrainSection:
     remat: bool | None = field(
         None, "compute activations again in the backward pass instead of keeping them. none: where they do not fit", changes=True
     )
+    router_replay: bool = field(False, "of a sparse model: rollouts store each token's experts, and updates take the same ones")
     max_lag: int | None = field(
         None, "updates that rollouts may be behind the adapter; none: 1 where the engine has devices of its own, else 0", "[0, 8]"
     )
@@ -313,6 +314,8 @@ class Config:
         yield s.mean_low < s.mean_high, "synthesis.mean_low", f"is not below synthesis.mean_high = {s.mean_high}"
         yield r.max_tokens < r.context, "rollout.max_tokens", f"leaves no room for a prompt in rollout.context = {r.context}"
         yield t.pack_length >= r.context, "train.pack_length", f"cannot hold an episode of rollout.context = {r.context} tokens"
+        replayed = not (t.router_replay and r.engine == "sgl_jax")
+        yield replayed, "train.router_replay", "needs an engine that tells the experts: rollout.engine = 'jax' or 'sglang'"
         yield t.min_group <= t.group_size, "train.min_group", f"is more than train.group_size = {t.group_size}"
         yield t.pack_length % 2 ** (t.buckets - 1) == 0, "train.buckets", f"halves train.pack_length = {t.pack_length} to no whole number"
         yield len(t.icepop) in (0, 2) and sorted(t.icepop) == list(t.icepop), "train.icepop", "is neither empty nor LOW,HIGH"

@@ -25,8 +25,15 @@ API_KEY = "SGLANG_API_KEY"  # the variable that holds it
 
 
 def embedded_engine(config: Config, model: CausalLM) -> JaxEngine:
-    """The engine in this process."""
-    return JaxEngine(model, lanes=config.rollout.lanes, context=config.rollout.context)
+    """The engine in this process.
+
+    Raises:
+      InputError: the model has no experts to replay.
+    """
+    try:
+        return JaxEngine(model, lanes=config.rollout.lanes, context=config.rollout.context, experts=config.train.router_replay)
+    except EngineError as error:
+        raise InputError(f"config field 'train.router_replay': {error}") from error
 
 
 def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder: Path, progress: Callable[[str], object]) -> Engine:
@@ -61,6 +68,7 @@ def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder:
                 device=settings.device,
                 tensor=settings.tensor,
                 deterministic=settings.deterministic,
+                experts=config.train.router_replay,
                 memory=settings.memory,
                 options=shlex.split(settings.options),
             ),
@@ -76,6 +84,7 @@ def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder:
             folder=folder / "adapters",
             lanes=rollout.lanes,
             context=rollout.context,
+            experts=config.train.router_replay,
             limits=Limits(request=settings.request, outage=settings.outage),
             reference=reference_of(model),
             api_key=os.environ.get(API_KEY),

@@ -66,3 +66,16 @@ def test_a_server_that_is_not_there_is_named(tmp_path, checkpoint):
     with tiny.open_tiny(tmp_path, checkpoint, **settings) as runtime:
         with pytest.raises(InputError, match="'rollout.engine': .*127.0.0.1:9"):
             runtime.engine  # noqa: B018
+
+
+def test_experts_are_replayed_where_there_are_some(tmp_path, checkpoint, monkeypatch):
+    with tiny.open_tiny(tmp_path, checkpoint, train__router_replay="true") as runtime:
+        with pytest.raises(InputError, match="'train.router_replay': experts = True"):
+            runtime.engine  # noqa: B018
+    with pytest.raises(InputError, match="'train.router_replay': .*needs an engine that tells the experts"):
+        tiny.open_tiny(tmp_path, checkpoint, train__router_replay="true", rollout__engine="sgl_jax")
+    seen = {}
+    monkeypatch.setattr("trace_jax.engines.JaxEngine", lambda model, **settings: seen.update(settings))
+    with tiny.open_tiny(tmp_path / "other", checkpoint, train__router_replay="true") as runtime:
+        runtime.engine  # noqa: B018
+    assert seen["experts"]
