@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import json
+import pathlib
 import signal
 from typing import Any
 
@@ -23,12 +25,16 @@ def launch(folder: str, config: Config, *, context: int, lanes: int = 64, rank: 
     Dense models get static LoRA, whose buffers take adapters of up to `rank` (of a mixture, the sum of the ranks). Sparse ones get none and
     are served with merged weights: SGL-JAX calls their `o_proj` `c_proj` and leaves its adapter out, and cannot adapt experts.
 
+    On a CPU, where one tries things out, set JAX_CPU_ENABLE_ASYNC_DISPATCH=false: without it SGL-JAX at times mixes up the requests of a
+    batch of a sparse model.
+
     Args:
       settings: further fields of SGL-JAX's ServerArgs, such as `tp_size`, `dtype`, `mem_fraction_static`; they win over those chosen here.
 
     Raises:
-      EngineError: SGL-JAX is not installed.
+      EngineError: SGL-JAX is not installed, or would read the folder's config.json otherwise than we do.
     """
+    _check_folder(pathlib.Path(folder) / "config.json", config)
     try:
         from sgl_jax.srt.entrypoints.engine import Engine
     except ImportError as error:
@@ -54,3 +60,11 @@ def launch(folder: str, config: Config, *, context: int, lanes: int = 64, rank: 
     signal.signal(signal.SIGCHLD, before)
     atexit.unregister(engine.shutdown)
     return engine
+
+
+def _check_folder(path: pathlib.Path, config: Config) -> None:
+    """SGL-JAX reads two fields where transformers 4 wrote them, and else takes a default without a word."""
+    found = {"rope_theta": 1e6, "num_experts": 128} | json.loads(path.read_text())
+    for name, wanted in {"rope_theta": config.rope.theta, "num_experts": config.num_experts or found["num_experts"]}.items():
+        if found[name] != wanted:
+            raise EngineError(f'{path}: SGL-JAX would take {name} = {found[name]:g}, the model has {wanted:g}; add "{name}": {wanted:g}')
