@@ -17,6 +17,7 @@ import pytest
 
 from model import AdapterBank, Gate, Routing, stack_banks
 from model.lora import bank_shapes
+from model.rotary import Rope
 from rl.engines.protocol import EngineError, EngineFault, Policy, Request
 from rl.engines.sgl_jax import SglJaxEngine, launch
 from rl.engines.sgl_jax.engine import read_answer
@@ -65,10 +66,10 @@ def fake(shared):
 
 
 def start(config, **settings):
-    """`launch` of a folder with the configuration as transformers 4 wrote it."""
+    """`launch`, of a folder that holds no more than a configuration with the one base of rotary positions that SGL-JAX knows."""
+    config = dataclasses.replace(config, rope=Rope(1e6))
     with tempfile.TemporaryDirectory() as folder:
-        written = {"rope_theta": config.rope.theta, "num_experts": config.num_experts}
-        pathlib.Path(folder, "config.json").write_text(json.dumps(written))
+        pathlib.Path(folder, "config.json").write_text(json.dumps({"model_type": config.model_type, "num_experts": config.num_experts}))
         return launch(folder, config, **settings)
 
 
@@ -365,13 +366,16 @@ def test_launching_leaves_the_signals_of_the_process_alone(monkeypatch):
     assert len(fake.server_args.lora_target_modules) == 7
 
 
-def test_a_configuration_that_sgl_jax_would_misread_is_refused(monkeypatch, tmp_path):
-    """Of what transformers 5 writes it finds neither the base of the rotary positions nor the number of experts."""
+def test_a_model_that_sgl_jax_would_compute_otherwise_is_refused(monkeypatch, tmp_path):
     fake_sgl_jax.install(monkeypatch, tiny.model())
-    for written, message in (({}, "take rope_theta = 1e\\+06, the model has 10000"), ({"rope_theta": 1e4}, "take num_experts = 128.* 6")):
-        (tmp_path / "config.json").write_text(json.dumps(written))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"}))
+    for rope, message in (
+        (Rope(1e6), "num_experts is 6, but SGL-JAX would take 128"),
+        (Rope(5e6), r"rope_theta is 5e\+06, but SGL-JAX would take 1e\+06"),
+        (Rope(1e6, "linear", factor=2.0), "rope_type 'linear'"),
+    ):
         with pytest.raises(EngineError, match=message):
-            launch(tmp_path, SPARSE, context=CONTEXT)
+            launch(tmp_path, dataclasses.replace(SPARSE, rope=rope), context=CONTEXT)
 
 
 def test_without_sgl_jax_the_error_says_how_to_get_it(monkeypatch):
