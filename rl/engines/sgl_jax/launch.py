@@ -14,8 +14,8 @@ from rl.engines.protocol import EngineError
 
 MISSING = (
     "SGL-JAX is not installed, and its release on the package index can neither take adapters nor return log-probs. In an environment with "
-    "Python 3.12 or 3.13: pip install 'sglang-jax[tpu] @ git+https://github.com/sgl-project/sglang-jax#subdirectory=python', then trace-jax "
-    "again, since SGL-JAX pins an older flax and transformers, and works with the newer ones"
+    "Python 3.12 or 3.13: pip install 'sglang-jax[tpu] @ git+https://github.com/sgl-project/sglang-jax#subdirectory=python', then trace-jax"
+    " again, since SGL-JAX pins an older flax and transformers, and works with the newer ones"
 )
 _RESERVED = 6  # positions that SGL-JAX keeps back from a prompt
 
