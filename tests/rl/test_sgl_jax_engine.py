@@ -3,8 +3,11 @@
 import asyncio
 import dataclasses
 import functools
+import json
+import pathlib
 import signal
 import sys
+import tempfile
 import time
 
 import jax
@@ -14,6 +17,7 @@ import pytest
 
 from model import AdapterBank, Gate, Routing, stack_banks
 from model.lora import bank_shapes
+from model.rotary import Rope
 from rl.engines.protocol import EngineError, EngineFault, Policy, Request
 from rl.engines.sgl_jax import SglJaxEngine, launch
 from rl.engines.sgl_jax.engine import read_answer
@@ -44,7 +48,7 @@ def shared():
     """One engine for the tests that leave it as it was, and the fake that it runs on."""
     with pytest.MonkeyPatch.context() as patch:
         fake_sgl_jax.install(patch, tiny.model(), eos=tuple(range(40, 50)), replicas=2)
-        fake = launch("folder", tiny.CONFIG, context=CONTEXT, rank=8, lora_scaling=0.5)
+        fake = start(tiny.CONFIG, context=CONTEXT, rank=8, lora_scaling=0.5)
         engine = SglJaxEngine(fake, tiny.CONFIG)
         for policy in policies().values():
             engine.load(policy)
@@ -59,6 +63,14 @@ def engine(shared):
 @pytest.fixture
 def fake(shared):
     return shared[1]
+
+
+def start(config, **settings):
+    """`launch`, of a folder that holds no more than a configuration with the one base of rotary positions that SGL-JAX knows."""
+    config = dataclasses.replace(config, rope=Rope(1e6))
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "config.json").write_text(json.dumps({"model_type": config.model_type, "num_experts": config.num_experts}))
+        return launch(folder, config, **settings)
 
 
 def request(session="a", policy="base", tokens=(1, 2, 3), max_tokens=6, temperature=1.0, stop=(), **more):
@@ -219,7 +231,7 @@ def test_what_cannot_be_served_is_refused(engine):
 def test_only_the_last_logprobs_are_read(monkeypatch):
     """Of 120 tokens SGL-JAX returns 270 log-probs and 170 ids."""
     fake_sgl_jax.install(monkeypatch, tiny.model())
-    fake = launch("folder", tiny.CONFIG, context=160, rank=8)
+    fake = start(tiny.CONFIG, context=160, rank=8)
     engine = SglJaxEngine(fake, tiny.CONFIG)
     engine.load(policies()["first"])
     seen = []
@@ -243,7 +255,7 @@ def test_merged_weights_serve_what_static_adapters_cannot(monkeypatch):
     """Of a sparse model, its `o_proj` and experts included; every version from the base's own weights."""
     model, bank = backbones.model(config=SPARSE), backbones.bank(SPARSE, adapters=2)
     fake_sgl_jax.install(monkeypatch, model, replicas=2)
-    fake = launch("folder", SPARSE, context=30)
+    fake = start(SPARSE, context=30)
     assert not fake.server_args.enable_static_lora
     engine = SglJaxEngine(fake, SPARSE)
     before = [np.array(x) for x in fake.runner.model_state_leaves]
@@ -257,7 +269,7 @@ def test_merged_weights_serve_what_static_adapters_cannot(monkeypatch):
         np.testing.assert_allclose(c.logprobs, law[np.arange(8), c.tokens], atol=1e-4)
     for x, y in zip(before, fake.runner.model_state_leaves, strict=True):
         np.testing.assert_array_equal(x, y)
-    static = launch("folder", SPARSE, context=30, enable_static_lora=True, lora_target_modules=["q_proj", "o_proj"], max_lora_rank=4)
+    static = start(SPARSE, context=30, enable_static_lora=True, lora_target_modules=["q_proj", "o_proj"], max_lora_rank=4)
     static.server_args.lora_scaling = 1.0
     with pytest.raises(EngineError, match="puts no adapter on model.layers.0.self_attn.k_proj; launch it without static LoRA"):
         SglJaxEngine(static, SPARSE)
@@ -331,12 +343,12 @@ def test_an_engine_that_cannot_serve_is_refused(monkeypatch):
         ("enable_deterministic_sampling", True),
     ):
         with pytest.raises(EngineError, match=f"{name}={value}; launch it with {not value}"):
-            SglJaxEngine(launch("folder", tiny.CONFIG, context=CONTEXT, **{name: value}), tiny.CONFIG)
+            SglJaxEngine(start(tiny.CONFIG, context=CONTEXT, **{name: value}), tiny.CONFIG)
     with pytest.raises(EngineError, match="model_type 'qwen3_5'"):
-        SglJaxEngine(launch("folder", tiny.CONFIG, context=CONTEXT), backbones.CONFIGS["qwen3_5"])
+        SglJaxEngine(start(tiny.CONFIG, context=CONTEXT), backbones.CONFIGS["qwen3_5"])
     wider = dataclasses.replace(tiny.CONFIG, intermediate_size=50)
     with pytest.raises(EngineError, match=r"mlp.gate_proj is \(32, 48\), the configuration says \(32, 50\)"):
-        SglJaxEngine(launch("folder", tiny.CONFIG, context=CONTEXT), wider)
+        SglJaxEngine(start(tiny.CONFIG, context=CONTEXT), wider)
 
 
 def test_launching_leaves_the_signals_of_the_process_alone(monkeypatch):
@@ -349,14 +361,26 @@ def test_launching_leaves_the_signals_of_the_process_alone(monkeypatch):
 
     monkeypatch.setattr(sys.modules["sgl_jax.srt.entrypoints.engine"], "Engine", rude)
     before = signal.getsignal(signal.SIGCHLD)
-    fake = launch("folder", tiny.CONFIG, context=CONTEXT, tp_size=2)
+    fake = start(tiny.CONFIG, context=CONTEXT, tp_size=2)
     assert signal.getsignal(signal.SIGCHLD) == before and fake.server_args.tp_size == 2
-    assert fake.server_args.model_path == "folder" and len(fake.server_args.lora_target_modules) == 7
+    assert len(fake.server_args.lora_target_modules) == 7
+
+
+def test_a_model_that_sgl_jax_would_compute_otherwise_is_refused(monkeypatch, tmp_path):
+    fake_sgl_jax.install(monkeypatch, tiny.model())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"}))
+    for rope, message in (
+        (Rope(1e6), "num_experts is 6, but SGL-JAX would take 128"),
+        (Rope(5e6), r"rope_theta is 5e\+06, but SGL-JAX would take 1e\+06"),
+        (Rope(1e6, "linear", factor=2.0), "rope_type 'linear'"),
+    ):
+        with pytest.raises(EngineError, match=message):
+            launch(tmp_path, dataclasses.replace(SPARSE, rope=rope), context=CONTEXT)
 
 
 def test_without_sgl_jax_the_error_says_how_to_get_it(monkeypatch):
     for name in ("entrypoints.engine", "managers.io_struct"):
         monkeypatch.setitem(sys.modules, f"sgl_jax.srt.{name}", None)
-    for call in (lambda: launch("folder", tiny.CONFIG, context=CONTEXT), lambda: SglJaxEngine(None, tiny.CONFIG)):
+    for call in (lambda: start(tiny.CONFIG, context=CONTEXT), lambda: SglJaxEngine(None, tiny.CONFIG)):
         with pytest.raises(EngineError, match=r"pip install 'sglang-jax\[tpu\] @ git"):
             call()

@@ -6,13 +6,16 @@ import atexit
 import signal
 from typing import Any
 
+from transformers import AutoConfig, __version__
+
 from model import Config
 from model.huggingface_names import MODULES
 from rl.engines.protocol import EngineError
 
 MISSING = (
     "SGL-JAX is not installed, and its release on the package index can neither take adapters nor return log-probs. In an environment with "
-    "Python 3.12 or 3.13: pip install 'sglang-jax[tpu] @ git+https://github.com/sgl-project/sglang-jax#subdirectory=python'"
+    "Python 3.12 or 3.13: pip install 'sglang-jax[tpu] @ git+https://github.com/sgl-project/sglang-jax#subdirectory=python', then trace-jax"
+    " again, since SGL-JAX pins an older flax and transformers, and works with the newer ones"
 )
 _RESERVED = 6  # positions that SGL-JAX keeps back from a prompt
 
@@ -23,12 +26,16 @@ def launch(folder: str, config: Config, *, context: int, lanes: int = 64, rank: 
     Dense models get static LoRA, whose buffers take adapters of up to `rank` (of a mixture, the sum of the ranks). Sparse ones get none and
     are served with merged weights: SGL-JAX calls their `o_proj` `c_proj` and leaves its adapter out, and cannot adapt experts.
 
+    On a CPU, where one tries things out, set JAX_CPU_ENABLE_ASYNC_DISPATCH=false: without it SGL-JAX at times mixes up the requests of a
+    batch.
+
     Args:
       settings: further fields of SGL-JAX's ServerArgs, such as `tp_size`, `dtype`, `mem_fraction_static`; they win over those chosen here.
 
     Raises:
-      EngineError: SGL-JAX is not installed.
+      EngineError: SGL-JAX is not installed, or would compute another model than the folder's.
     """
+    _check_folder(folder, config)
     try:
         from sgl_jax.srt.entrypoints.engine import Engine
     except ImportError as error:
@@ -54,3 +61,16 @@ def launch(folder: str, config: Config, *, context: int, lanes: int = 64, rank: 
     signal.signal(signal.SIGCHLD, before)
     atexit.unregister(engine.shutdown)
     return engine
+
+
+def _check_folder(folder: str, config: Config) -> None:
+    """Of a field that transformers does not know by the name that SGL-JAX asks for, SGL-JAX takes a default without a word."""
+    if config.rope.kind != "default":
+        raise EngineError(f"{folder}: rope_type {config.rope.kind!r}; SGL-JAX turns positions the default way alone")
+    seen = AutoConfig.from_pretrained(folder)
+    for name, default, wanted in (("rope_theta", 1e6, config.rope.theta), ("num_experts", 128, config.num_experts)):
+        if wanted and (found := getattr(seen, name, default)) != wanted:
+            raise EngineError(
+                f"{folder}: {name} is {wanted:g}, but SGL-JAX would take {found:g}, since transformers {__version__} has no such field; "
+                "sample this model with another engine"
+            )
