@@ -76,6 +76,7 @@ def test_experts_are_replayed_where_there_are_some(tmp_path, checkpoint, monkeyp
         tiny.open_tiny(tmp_path, checkpoint, train__router_replay="true", rollout__engine="sgl_jax")
     seen = {}
     monkeypatch.setattr("trace_jax.engines.JaxEngine", lambda model, **settings: seen.update(settings))
+    (tmp_path / "other").mkdir()
     with tiny.open_tiny(tmp_path / "other", checkpoint, train__router_replay="true") as runtime:
         runtime.engine  # noqa: B018
     assert seen["experts"]
