@@ -1,6 +1,7 @@
 """Runs whose rollouts are sampled by a SGLang server, here one that imitates it."""
 
 import contextlib
+import types
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def test_experts_are_replayed_where_there_are_some(tmp_path, checkpoint, monkeyp
     with pytest.raises(InputError, match="'train.router_replay': .*needs an engine that tells the experts"):
         tiny.open_tiny(tmp_path, checkpoint, train__router_replay="true", rollout__engine="sgl_jax")
     seen = {}
-    monkeypatch.setattr("trace_jax.engines.JaxEngine", lambda model, **settings: seen.update(settings))
+    engine = types.SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr("trace_jax.engines.JaxEngine", lambda _, **settings: seen.update(settings) or engine)
     (tmp_path / "other").mkdir()
     with tiny.open_tiny(tmp_path / "other", checkpoint, train__router_replay="true") as runtime:
         runtime.engine  # noqa: B018
