@@ -489,7 +489,7 @@ def test_a_full_queue_is_said():
     for i in range(2):
         e.submit(request(str(i)))
     assert e.room == 0
-    with pytest.raises(EngineError, match="2 requests wait for a lane already"):
+    with pytest.raises(EngineError, match="2 others wait already"):
         e.submit(request("2"))
     e.release("1")
     assert e.room == 1

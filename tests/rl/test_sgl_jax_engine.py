@@ -212,8 +212,8 @@ def test_what_cannot_be_served_is_refused(engine):
         (request(policy="other"), "'other' is not loaded; loaded are"),
         (request(tokens=[50]), r"in \[0, 50\)"),
         (request(max_tokens=0), "max_tokens"),
-        (request(top_p=0.9), "log-probs of the whole law"),
-        (request(top_k=3), "log-probs of the whole law"),
+        (request(top_p=0.9), "top_k and top_p are not served"),
+        (request(top_k=3), "top_k and top_p are not served"),
     ):
         with pytest.raises(EngineError, match=message):
             engine.submit(wrong)

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from model import AdapterBank, CausalLM, init_cache, init_pool
 from model.lora import bank_shardings
+from rl.engines.checks import check_request, generate
 from rl.engines.jax.blocks import BLOCK, Node, PrefixTree, pool_size
 from rl.engines.jax.policies import Loaded, load_policy, route
 from rl.engines.jax.sampler import session_key
@@ -142,8 +143,14 @@ class JaxEngine:
 
     def submit(self, request: Request) -> None:
         """See `rl.engines.protocol.Engine`. Raises EngineError also where there is no `room`."""
-        loaded = self._check_request(request)
         session = self._sessions.get(request.session)
+        known = session and session.tokens[: session.known]
+        check_request(request, self._policies, self._config.vocab_size, busy=bool(session and session.request), known=known)
+        if len(request.stop) > _STOP_IDS:
+            raise EngineError(f"request of session {request.session!r}: {len(request.stop)} stop ids, at most {_STOP_IDS} are served")
+        if self.room < 1:
+            raise EngineError(f"request of session {request.session!r}: {self._max_waiting} others wait already (max_waiting); poll first")
+        loaded = self._policies[request.policy]
         if session is None:
             session = Session(request.session, loaded, np.zeros(self.context, np.int32))
             if self._experts:
@@ -184,22 +191,7 @@ class JaxEngine:
         return found.tokens[len(found.request.tokens) + start : found.known].tolist(), found.logprobs[start:]
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        names = [request.session for request in requests]
-        if len(set(names)) < len(names):
-            raise EngineError("generate: two requests have one session; give every request its own")
-        found: dict[str, Completion] = {}
-        waiting = collections.deque(requests)
-        try:
-            while len(found) < len(requests):
-                while waiting and self.room > 0:
-                    self.submit(waiting.popleft())
-                for completion in self.poll():
-                    found[completion.session] = completion
-                    self.release(completion.session)
-        finally:
-            for name in names:
-                self.release(name)
-        return [found[name] for name in names]
+        return generate(self, requests, self._max_waiting)
 
     def warm_up(self, policies: Iterable[str], *, limited: bool = False) -> None:
         """Compiles all that requests of these policies can come to need; with `limited` also for those with top-k or top-p."""
@@ -232,34 +224,6 @@ class JaxEngine:
         return jax.tree.map(lambda x, sharding: jax.device_put(x, sharding, may_alias=False), arrays, shardings)
 
     # --- scheduling
-
-    def _check_request(self, request: Request) -> Loaded:
-        def fail(why: str):
-            raise EngineError(f"request of session {request.session!r}: {why}")
-
-        if not request.policy:
-            fail("no policy named; name the policy that is to be sampled")
-        if request.policy not in self._policies:
-            fail(f"policy {request.policy!r} is not loaded; loaded are {sorted(self._policies)}")
-        tokens, vocabulary = np.asarray(request.tokens), self._config.vocab_size
-        if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
-            fail("tokens must be a non-empty vector of integers")
-        if tokens.min() < 0 or tokens.max() >= vocabulary:
-            fail(f"tokens must be in [0, {vocabulary}), found {tokens.min()} to {tokens.max()}")
-        if request.max_tokens < 1 or not 0 <= request.temperature < np.inf or len(request.stop) > _STOP_IDS:
-            fail(f"max_tokens >= 1, a finite temperature >= 0 and at most {_STOP_IDS} stop ids are needed")
-        if not 0 <= request.top_k < 2**31 or not 0 < request.top_p <= 1:
-            fail(f"top_k >= 0 and 0 < top_p <= 1 are needed, found {request.top_k} and {request.top_p}")
-        session = self._sessions.get(request.session)
-        if session is not None:
-            if session.request is not None:
-                fail("its last request has not finished; poll until it has")
-            known = session.known
-            if len(tokens) <= known or not np.array_equal(tokens[:known], session.tokens[:known]):
-                fail(f"the tokens do not extend the {known} that the session holds; release it to begin anew")
-        if self.room < 1:
-            fail(f"{self._max_waiting} requests wait for a lane already (max_waiting); poll, and submit it later")
-        return self._policies[request.policy]
 
     def _admit(self) -> None:
         for session, ousted in self._scheduler.admit():

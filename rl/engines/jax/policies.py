@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from model import AdapterBank, Gate
+from rl.engines.checks import check_policy
 from rl.engines.jax.steps import Slots
-from rl.engines.protocol import EngineError, Policy
+from rl.engines.protocol import Policy
 
 _serials = itertools.count()
 
@@ -40,7 +41,7 @@ def load_policy(policy: Policy, known: Iterable[Loaded], copy: Callable[[Any], A
     Raises:
       EngineError: fields that do not fit together.
     """
-    weights, known = _check(policy), list(known)
+    weights, known = check_policy(policy), list(known)
 
     def own(name: str) -> Any:
         original = getattr(policy, name)
@@ -81,30 +82,3 @@ def route(rows: Sequence[Loaded | None]) -> tuple[AdapterBank | None, Gate | Non
             weights[row] = loaded.weights
     gated = None if batch.gate is None else np.array([loaded is not None and loaded.gate is not None for loaded in rows])
     return batch.adapters, batch.gate, Slots(weights, gated)
-
-
-def _check(policy: Policy) -> np.ndarray | None:
-    """The constant weights [S] of a policy, if it has any."""
-
-    def fail(why: str):
-        raise EngineError(f"policy {policy.name!r}: {why}")
-
-    if not policy.name:
-        fail("has no name")
-    if policy.adapters is None:
-        if policy.weights is not None or policy.gate is not None:
-            fail("has weights or a gate but no adapters to apply them to")
-        return None
-    slots = policy.adapters.size + 1
-    if policy.gate is not None:
-        if policy.weights is not None:
-            fail("has both weights and a gate; give one of them")
-        if policy.gate.bias.shape[-1] != slots:
-            fail(f"its gate has {policy.gate.bias.shape[-1]} slots, its bank {slots} (base included)")
-        return None
-    if policy.weights is None and slots != 2:
-        fail(f"a bank of {slots - 1} adapters needs weights or a gate")
-    weights = np.array([0.0, 1.0] if policy.weights is None else policy.weights, np.float32)
-    if weights.shape != (slots,) or not np.isfinite(weights).all():
-        fail(f"weights must be {slots} finite numbers (base first), found {weights.tolist()}")
-    return weights

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from model import Config
+from rl.engines.checks import check_request, check_whole_law, generate
 from rl.engines.protocol import Completion, EngineError, EngineFault, Finish, Policy, Request
 from rl.engines.sgl_jax.launch import MISSING
 from rl.engines.sgl_jax.weights import Factors, Weights, fold
@@ -110,7 +111,11 @@ class SglJaxEngine:
         self._policies[policy.name] = _Loaded(policy, factors)
 
     def submit(self, request: Request) -> None:
-        loaded = self._check(request)
+        session = self._sessions.get(request.session)
+        known = session and session.known
+        check_request(request, self._policies, self._vocabulary, busy=bool(session and session.request), known=known)
+        check_whole_law(request, "SGL-JAX")
+        loaded = self._policies[request.policy]
         session = self._sessions.setdefault(request.session, _Session(request.session, None, loaded))
         session.request, session.loaded, session.id = request, loaded, next(self._ids)
         session.deadline = time.monotonic() + self._timeout
@@ -144,22 +149,7 @@ class SglJaxEngine:
             found.request = None
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        names = [request.session for request in requests]
-        if len(set(names)) < len(names):
-            raise EngineError("generate: two requests have one session; give every request its own")
-        found: dict[str, Completion] = {}
-        try:
-            for request in requests:
-                self.submit(request)
-            while len(found) < len(requests):
-                for answer in self.poll():
-                    if isinstance(answer, EngineFault):
-                        raise answer
-                    found[answer.session] = answer
-        finally:
-            for name in names:
-                self.release(name)
-        return [found[name] for name in names]
+        return generate(self, requests)
 
     def close(self) -> None:
         """Cancels what runs; nothing is outside this process."""
@@ -167,30 +157,6 @@ class SglJaxEngine:
             self.release(name)
 
     # --- scheduling
-
-    def _check(self, request: Request) -> _Loaded:
-        def fail(why: str):
-            raise EngineError(f"request of session {request.session!r}: {why}")
-
-        if request.policy not in self._policies:
-            fail(f"policy {request.policy!r} is not loaded; loaded are {sorted(self._policies)}")
-        tokens = np.asarray(request.tokens)
-        if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
-            fail("tokens must be a non-empty vector of integers")
-        if tokens.min() < 0 or tokens.max() >= self._vocabulary:
-            fail(f"tokens must be in [0, {self._vocabulary}), found {tokens.min()} to {tokens.max()}")
-        if request.max_tokens < 1 or not 0 <= request.temperature < np.inf:
-            fail("max_tokens >= 1 and a finite temperature >= 0 are needed")
-        if request.top_k or request.top_p != 1.0:
-            fail("top_k and top_p are not served: SGL-JAX returns log-probs of the whole law, not of the cut one")
-        session = self._sessions.get(request.session)
-        if session is not None:
-            if session.request is not None:
-                fail("its last request has not finished; poll until it has")
-            known = session.known
-            if known is not None and (len(tokens) <= len(known) or not np.array_equal(tokens[: len(known)], known)):
-                fail(f"the tokens do not extend the {len(known)} that the session holds; release it to begin anew")
-        return self._policies[request.policy]
 
     def _admit(self) -> None:
         """Starts the queued requests of the weights that are written, up to the first that needs others; with nothing running, those of

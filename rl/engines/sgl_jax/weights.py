@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from model import Config
 from model.config import Projection
 from model.huggingface_names import MODULES, layers_with
+from rl.engines.checks import check_policy
 from rl.engines.protocol import EngineError, Policy
 
 _EXPERTS = {"expert_gate": "mlp.wi_0", "expert_up": "mlp.wi_1", "expert_down": "mlp.wo"}
@@ -39,21 +40,13 @@ def fold(policy: Policy) -> Factors | None:
       EngineError: a token gate, or weights that do not fit the bank.
     """
 
-    def fail(why: str):
-        raise EngineError(f"policy {policy.name!r}: {why}")
-
-    bank = policy.adapters
-    if not policy.name:
-        fail("has no name")
+    bank, weights = policy.adapters, check_policy(policy)
     if policy.gate is not None:
-        fail("has a token gate, and SGL-JAX serves one set of weights for all tokens; sample it with the JAX engine")
+        raise EngineError(
+            f"policy {policy.name!r}: has a token gate, and SGL-JAX serves one set of weights for all tokens; sample it with the JAX engine"
+        )
     if bank is None:
-        return None if policy.weights is None else fail("has weights but no adapters to apply them to")
-    if policy.weights is None and bank.size != 1:
-        fail(f"a bank of {bank.size} adapters needs weights")
-    weights = np.array([0.0, 1.0] if policy.weights is None else policy.weights, np.float32)
-    if weights.shape != (bank.size + 1,) or not np.isfinite(weights).all():
-        fail(f"weights must be {bank.size + 1} finite numbers (base first), found {weights.tolist()}")
+        return None
     factor = weights[1:] * np.asarray(bank.scale, np.float32)
     used = np.flatnonzero(factor)
     if not len(used):

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from model import AdapterBank, Config, save_peft, slice_bank
+from rl.engines.checks import check_policy
 from rl.engines.protocol import EngineError, Policy
 
 _WEIGHTS, _SETTINGS = "adapter_model.safetensors", "adapter_config.json"
@@ -48,27 +49,17 @@ def pick_adapter(policy: Policy) -> AdapterBank | None:
     def fail(why: str):
         raise EngineError(f"policy {policy.name!r}: {why}")
 
-    if not policy.name:
-        fail("has no name")
-    if policy.adapters is None:
-        if policy.weights is not None or policy.gate is not None:
-            fail("has weights or a gate but no adapters to apply them to")
-        return None
+    weights = check_policy(policy)
     other = "sample it with the engine 'jax', or serve its composed export"
     if policy.gate is not None:
         fail(f"a token gate cannot be sampled over HTTP, where a request has one adapter; {other}")
-    if policy.weights is None:
-        if policy.adapters.size != 1:
-            fail(f"a bank of {policy.adapters.size} adapters needs weights")
-        return policy.adapters
-    weights = np.asarray(policy.weights, np.float32)
-    if weights.shape != (policy.adapters.size + 1,) or not np.isfinite(weights).all():
-        fail(f"weights must be {policy.adapters.size + 1} finite numbers (base first), found {weights.tolist()}")
     # the base is always there: its weight says nothing, as in `model.lora.rank_mask`
-    if not weights[1:].any():
+    if weights is None or not weights[1:].any():
         return None
     if np.count_nonzero(weights[1:]) > 1 or weights[1:].max() != 1:
         fail(f"a mixture (weights {weights.tolist()}) cannot be sampled over HTTP, where a request has one whole adapter; {other}")
+    if policy.adapters.size == 1:
+        return policy.adapters
     return slice_bank(policy.adapters, int(weights[1:].argmax()))
 
 

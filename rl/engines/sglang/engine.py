@@ -26,6 +26,7 @@ import numpy as np
 from flax import nnx
 
 from model import AdapterBank, CausalLM, Config
+from rl.engines.checks import check_request, check_whole_law, generate
 from rl.engines.protocol import Completion, EngineError, EngineFault, Policy, Request
 from rl.engines.sglang.adapters import pick_adapter, write_adapter
 from rl.engines.sglang.dispatch import Dispatcher, Session
@@ -155,7 +156,13 @@ class SGLangEngine:
         self._sync_seconds += time.perf_counter() - began
 
     def submit(self, request: Request) -> None:
-        weights, session = self._check_request(request)
+        if self._closed:
+            raise EngineError(f"request of session {request.session!r}: the engine is closed")
+        session = self._sessions.get(request.session)
+        known = session and session.known
+        check_request(request, self._policies, self._config.vocab_size, busy=bool(session and session.busy), known=known)
+        check_whole_law(request, "SGLang")
+        weights = self._policies[request.policy][1]
         if session is None:
             session = self._sessions[request.session] = Session(weights)
         session.request, session.weights, session.busy = request, weights, True
@@ -188,22 +195,7 @@ class SGLangEngine:
             self._loop.call_soon_threadsafe(self._dispatcher.cancel, found)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        names = [request.session for request in requests]
-        if len(set(names)) < len(names):
-            raise EngineError("generate: two requests have one session; give every request its own")
-        found: dict[str, Completion] = {}
-        try:
-            for request in requests:
-                self.submit(request)
-            while len(found) < len(requests):
-                for result in self.poll():
-                    if isinstance(result, EngineFault):
-                        raise result
-                    found[result.session] = result
-        finally:
-            for name in names:
-                self.release(name)
-        return [found[name] for name in names]
+        return generate(self, requests)
 
     def close(self) -> None:
         """Cancels what runs, unloads the adapters, ends the servers that were started for this engine."""
@@ -243,33 +235,3 @@ class SGLangEngine:
         """What failed on the loop and is no server's doing is raised here, where somebody sees it."""
         if self._error is not None:
             raise RuntimeError("the thread of requests failed") from self._error
-
-    def _check_request(self, request: Request) -> tuple[Weights, Session | None]:
-        def fail(why: str):
-            raise EngineError(f"request of session {request.session!r}: {why}")
-
-        if self._closed:
-            fail("the engine is closed")
-        if not request.policy:
-            fail("no policy named; name the policy that is to be sampled")
-        if request.policy not in self._policies:
-            fail(f"policy {request.policy!r} is not loaded; loaded are {sorted(self._policies)}")
-        tokens, vocabulary = np.asarray(request.tokens), self._config.vocab_size
-        if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
-            fail("tokens must be a non-empty vector of integers")
-        if tokens.min() < 0 or tokens.max() >= vocabulary:  # a server may end at such a token
-            fail(f"tokens must be in [0, {vocabulary}), found {tokens.min()} to {tokens.max()}")
-        if request.max_tokens < 1 or not 0 <= request.temperature < np.inf:
-            fail("max_tokens >= 1 and a finite temperature >= 0 are needed")
-        if any(not 0 <= token < vocabulary for token in request.stop):
-            fail(f"stop ids must be in [0, {vocabulary}), found {request.stop}")
-        if request.top_k or request.top_p != 1:
-            fail("top_k and top_p are not served: SGLang's log-probs are not those of the law that they sample from; leave them off")
-        session = self._sessions.get(request.session)
-        if session is not None:
-            if session.busy:
-                fail("its last request has not finished; poll until it has")
-            known = session.known
-            if len(tokens) <= len(known) or not np.array_equal(tokens[: len(known)], known):
-                fail(f"the tokens do not extend the {len(known)} that the session holds; release it to begin anew")
-        return self._policies[request.policy][1], session
