@@ -4,7 +4,7 @@
 
 One run on the same cores, rounds that take turns, medians. A server that is not being measured is stopped (SIGSTOP), since it spins while
 it waits. Prefill: prompts of 128 random tokens, none alike, and one token each. Decode: what 64 tokens take beyond that, at temperature 1
-over the whole vocabulary. Episodes: 32 of 8 turns, 32 tokens read and 32 sampled in each, after a shared prompt of 512; transformers has no
+over the whole vocabulary. Episodes: 32 of 8 turns, 32 tokens read and 32 sampled in each, after a shared prompt of 448; transformers has no
 cache between turns. Routed: top-1 of a random gate over four rank-8 adapters, beside the base.
 
 `--sglang` needs the environment that CONTRIBUTING.md describes under "SGLang".
@@ -39,7 +39,7 @@ from rl.engines.protocol import Policy, Request
 from trace_jax.config import load_config
 
 PROMPT, NEW = 128, 64
-EPISODES, TURNS, READ, SAMPLED, SHARED = 32, 8, 32, 32, 512
+EPISODES, TURNS, READ, SAMPLED, SHARED = 32, 8, 32, 32, 448
 CONTEXT = SHARED + TURNS * (READ + SAMPLED) + 16
 GOALS = {"quickstart": 3.0, "0.1b": 2.0}  # decode against transformers at a batch of 32
 LARGER = Config(
@@ -158,7 +158,7 @@ def measure(shape: str, batches: list[int], rounds: int, with_server: bool) -> N
         if with_server:
             from tests.sglang_server.server import serve
 
-            options = {"--context-length": 2048, "--max-running-requests": max(batches), "--max-total-tokens": 64 * 1024}
+            options = {"--context-length": 1024, "--max-running-requests": max(batches), "--max-total-tokens": 64 * 1024}
             words = [str(word) for option in options.items() for word in option]
             server = SGLang(stack.enter_context(serve(folder, "--skip-tokenizer-init", *words)))
             stack.callback(server.pause, False)
