@@ -95,7 +95,8 @@ class Batches:
         groups = [list(members) for _, members in itertools.groupby(tasks, lambda task: (task.package.name, task.group))]
         own = [task for group in processes.share(len(groups)) for task in groups[group]]
         each = len(tasks) / max(len(own), 1)  # rollouts of all processes, for one of this one's
-        job = self._thread.submit(self._sample, self._parts(policy), policy, own, temperature, each)
+        given_up = threading.Event()
+        job = self._thread.submit(self._sample, self._parts(policy), policy, own, temperature, each, given_up)
 
         def finish() -> tuple[list[Trajectory], float]:
             found, sync = job.result()
@@ -107,16 +108,22 @@ class Batches:
             return (found if processes.count == 1 else list(self._workdir.read_shards(folder, split, [index]))), sync
 
         def cancel() -> None:
-            if not job.cancel() and not job.done():
-                with self._lock:
-                    rollout = self._rollout  # batches are sampled in order: it is this one, or one that was given up too
-                if rollout is not None:
-                    rollout.cancel()
+            with self._lock:
+                given_up.set()
+                rollout = self._rollout  # if this batch is being sampled, it is this one; else it has ended
+            if not job.cancel() and not job.done() and rollout is not None:
+                rollout.cancel()
 
         return Batch(finish, cancel)
 
     def _sample(
-        self, parts: tuple[Engine, Pool, Chat], policy: Policy | str, tasks: Sequence[Task], temperature: float | None, each: float
+        self,
+        parts: tuple[Engine, Pool, Chat],
+        policy: Policy | str,
+        tasks: Sequence[Task],
+        temperature: float | None,
+        each: float,
+        given_up: threading.Event,
     ) -> tuple[list[Trajectory], float]:
         """In the thread: the trajectories of this process's share, and the seconds of loading the policy."""
         settings, (engine, pool, chat) = self._config.rollout, parts
@@ -125,7 +132,7 @@ class Batches:
             engine.load(policy)
         sync = time.perf_counter() - began
         with self._lock:
-            if self._closed:
+            if self._closed or given_up.is_set():
                 raise CancelledError
             rollout = self._rollout = Rollout(
                 engine,
