@@ -59,12 +59,15 @@ class Batches:
         self._config, self._workdir, self._progress, self._parts = config, workdir, progress, parts
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._rollout: Rollout | None = None
+        self._loading: Engine | None = None
         self._lock, self._closed = threading.Lock(), False
 
     def close(self) -> None:
         """Ends what is being sampled and what waits; waits until the engine is left alone."""
         with self._lock:
-            self._closed, rollout = True, self._rollout
+            self._closed, rollout, loading = True, self._rollout, self._loading
+        if loading is not None:  # it may wait minutes for a server
+            loading.close()
         if rollout is not None:
             rollout.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -127,11 +130,16 @@ class Batches:
     ) -> tuple[list[Trajectory], float]:
         """In the thread: the trajectories of this process's share, and the seconds of loading the policy."""
         settings, (engine, pool, chat) = self._config.rollout, parts
+        with self._lock:
+            if self._closed or given_up.is_set():
+                raise CancelledError
+            self._loading = engine
         began = time.perf_counter()
         if isinstance(policy, Policy):
             engine.load(policy)
         sync = time.perf_counter() - began
         with self._lock:
+            self._loading = None
             if self._closed or given_up.is_set():
                 raise CancelledError
             rollout = self._rollout = Rollout(
