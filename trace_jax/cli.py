@@ -355,7 +355,8 @@ def _signals_raise() -> Iterator[None]:
             return
         if number == signal.SIGTERM:
             signal.signal(number, handler)
-        threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, number]).start()  # after this callback, which would forget it too
+        # a little later: this callback would forget it too
+        threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, number]).start()
 
     before, hook = signal.signal(signal.SIGTERM, handler), sys.unraisablehook
     sys.unraisablehook = forgotten
