@@ -21,7 +21,7 @@ def check(runtime):
 def test_engine_and_learner_agree_under_an_adapter_that_matters(runtime, check, monkeypatch):
     check()
     found = runtime.workdir.read_json(FILE)
-    assert found["sequences"] == 64 and found["tokens"] > 200 and found["engine"] == "jax"
+    assert found["sequences"] == 64 and found["tokens"] > 100 and found["engine"] == "jax"
     assert found["mean"] < 1e-5 and found["largest"] < 1e-3 and found["adapter_effect"] > 3 * found["bound"]
     monkeypatch.setattr(runtime, "roll_out", lambda *_: pytest.fail("tried again"))
     check()
