@@ -17,7 +17,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 from envs import EnvironmentFault, Pool
@@ -81,8 +81,9 @@ class Rollout:
             self._members[task.package.digest, task.group].append(index)
         self._left = {key: len(members) for key, members in self._members.items()}
         self._ended: queue.SimpleQueue[list[Trajectory] | BaseException | None] = queue.SimpleQueue()
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
         self._loop = asyncio.new_event_loop()
-        self._main = self._loop.create_task(self._all())
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
 
@@ -92,6 +93,7 @@ class Rollout:
         Raises:
           EngineError: a policy that is not loaded.
           EnvironmentFault: the tools of a package cannot be read. Faults of single episodes are errors of their trajectories instead.
+          CancelledError: of `concurrent.futures`; another thread has cancelled the batch.
         """
         try:
             while (item := self._ended.get()) is not None:
@@ -110,14 +112,12 @@ class Rollout:
     def cancel(self) -> None:
         """Ends the batch, if it has not ended, and the thread; the engine's sessions are released."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the thread has ended
-            self._loop.call_soon_threadsafe(self._main.cancel)
+            self._loop.call_soon_threadsafe(self._fail, CancelledError())
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._main)
-        except asyncio.CancelledError:
-            self._ended.put(None)
+            self._loop.run_until_complete(self._all())
         except BaseException as error:  # it is raised again in the thread that asks for the groups
             self._ended.put(error)
         else:
@@ -135,17 +135,13 @@ class Rollout:
         self._turns: dict[str, asyncio.Future[Completion]] = {}  # by session: requests that the engine has, or is about to get
         self._requests: list[Request] = []
         self._released: list[str] = []
-        self._changed = asyncio.Event()
-        self._failure: BaseException | None = None
         threads = ThreadPoolExecutor(self._pool.workers + 1, thread_name_prefix="rollout")
-        self._environments = _Environments(self._pool, threads, together=self._reproducible)
+        self._environments = _Environments(self._pool, threads, self._fail, together=self._reproducible)
         try:
             while self._waiting and len(self._live) < self._in_flight:
                 self._start()
-            while self._live:
-                await self._until_the_engine_is_wanted()
-                if self._turns:
-                    await self._engine_turn(threads)
+            while await self._engine_is_wanted():
+                await self._engine_turn(threads)
         finally:
             left = [*self._live, *self._environments.answering]
             for task in left:
@@ -155,12 +151,21 @@ class Rollout:
             for session in self._released:
                 self._engine.release(session)
 
-    async def _until_the_engine_is_wanted(self) -> None:
-        while self._live and not (self._turns and (not self._reproducible or len(self._turns) == len(self._live))):
+    def _fail(self, error: BaseException) -> None:
+        """Ends the batch at the next moment at which no thread has the engine. Nothing is cancelled before: that would end the wait too."""
+        self._failure = self._failure or error
+        self._changed.set()
+
+    async def _engine_is_wanted(self) -> bool:
+        """Waits until it is, or until no episode is left; raises what ended the batch."""
+        while self._failure is None:
+            if not self._live:
+                return False
+            if self._turns and (not self._reproducible or len(self._turns) == len(self._live)):
+                return True
             self._changed.clear()
             await self._changed.wait()
-            if self._failure is not None:
-                raise self._failure
+        raise self._failure
 
     async def _engine_turn(self, threads: ThreadPoolExecutor) -> None:
         """Gives the engine what has come since, and the episodes what it has finished."""
@@ -174,13 +179,7 @@ class Rollout:
                 self._engine.submit(request)
             return self._engine.poll()
 
-        working = asyncio.get_running_loop().run_in_executor(threads, work)
-        try:
-            done = await asyncio.shield(working)
-        except asyncio.CancelledError:
-            await working  # no other thread may call the engine before
-            raise
-        for answer in done:
+        for answer in await self._loop.run_in_executor(threads, work):
             turn = self._turns.pop(answer.session, None)
             if turn is None or turn.done():
                 continue
@@ -188,8 +187,6 @@ class Rollout:
                 turn.set_exception(answer)
             else:
                 turn.set_result(answer)
-        if self._failure is not None:
-            raise self._failure
         await asyncio.sleep(0)
 
     def _start(self) -> None:
@@ -204,8 +201,8 @@ class Rollout:
         if playing.cancelled():
             return
         if playing.exception() is not None:
-            self._failure = self._failure or playing.exception()
-        elif self._waiting:
+            self._fail(playing.exception())
+        elif self._waiting and self._failure is None:
             self._start()
 
     async def _episode(self, index: int, task: Task) -> None:
@@ -257,11 +254,12 @@ class _Environments:
     """The pool, asked from coroutines: while a worker answers one batch, what it is asked meanwhile becomes the next.
 
     Args:
+      failed: told of what the pool raised; it cannot be used any more.
       together: all workers answer before any answer is given out.
     """
 
-    def __init__(self, pool: Pool, threads: ThreadPoolExecutor, together: bool):
-        self._pool, self._threads, self._together = pool, threads, together
+    def __init__(self, pool: Pool, threads: ThreadPoolExecutor, failed: Callable[[BaseException], None], together: bool):
+        self._pool, self._threads, self._failed, self._together = pool, threads, failed, together
         self._asked: dict[int, list[tuple[Instance, Act, asyncio.Future[Any]]]] = collections.defaultdict(list)
         self._busy: dict[int, asyncio.Task[None]] = {}
 
@@ -277,7 +275,8 @@ class _Environments:
         answer = loop.create_future()
         self._asked[worker].append((instance, act, answer))
         if worker not in self._busy:
-            self._busy[worker] = loop.create_task(self._answer(worker))
+            self._busy[worker] = answering = loop.create_task(self._answer(worker))
+            answering.add_done_callback(self._end)
         return await answer
 
     async def _answer(self, worker: int) -> None:
@@ -285,16 +284,14 @@ class _Environments:
             await asyncio.sleep(0)  # whoever was woken together asks together
             while asked := self._asked.pop(worker, None):
                 batch = [(instance, act.op, act.arguments) for instance, act, _ in asked]
-                try:
-                    answers = await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.batch, batch)
-                except (ValueError, OSError) as error:  # the pool cannot be used any more: the whole rollout's failure
-                    for _, _, answer in asked:
-                        if not answer.done():
-                            answer.set_exception(error)
-                    return
+                answers = await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.batch, batch)
                 for (_, _, answer), found in zip(asked, answers, strict=True):
                     if not answer.done():
                         answer.set_result(found)
                 await asyncio.sleep(0)
         finally:
             del self._busy[worker]
+
+    def _end(self, answering: asyncio.Task[None]) -> None:
+        if not answering.cancelled() and answering.exception() is not None:
+            self._failed(answering.exception())

@@ -25,7 +25,7 @@ _CHANGE = 0.6  # size of the random adapter's output, beside that of the project
 
 
 def check_agreement(runtime: Runtime, learner: Learner, adapter: AdapterBank, package: Package) -> None:
-    """Writes `agreement.json`; tries nothing again that has passed with the same engine, rank and bound.
+    """Writes `agreement.json`; tries nothing again that has passed with the same engine, rank and bound, and all again that has not.
 
     Args:
       adapter: of the sizes that are trained; its B is replaced by random numbers.
@@ -37,12 +37,13 @@ def check_agreement(runtime: Runtime, learner: Learner, adapter: AdapterBank, pa
     bound, engine = runtime.config.train.agreement, runtime.config.rollout.engine
     settings = {"engine": engine, "rank": adapter.rank, "bound": bound}
     before = runtime.workdir.read_json(FILE) if runtime.workdir.exists(FILE) else {}
+    refused = before.get("refused", 0)  # batches of an engine that has been mended since, perhaps
     if not bound or (settings.items() <= before.items() and before["mean"] <= bound):
         return
     params = learner.init(_random(adapter, runtime.config.seed)).params
     policy = Policy(name="agreement", version=1, adapters=learner.gathered(params))
     tasks = runtime.tasks(package, "agreement", AGREEMENT, AGREEMENT_SEEDS, 1)
-    found = [t for t in runtime.roll_out(policy, f"agreement-{engine}", "agreement", 0, tasks) if t.error is None]
+    found = [t for t in runtime.roll_out(policy, f"agreement-{engine}-{package.name}", "agreement", refused, tasks) if t.error is None]
     rows = learner.config.micro_rows
     batch = pack(found, np.zeros(len(found), np.float32), lengths=runtime.config.train.row_lengths, micro_rows=rows)
     mask = batch.mask > 0
@@ -55,8 +56,9 @@ def check_agreement(runtime: Runtime, learner: Learner, adapter: AdapterBank, pa
         "largest": float(gap.max()),
         "adapter_effect": float(effect.mean()),  # what the difference would be if the engine had not heard of the adapter
     }
-    runtime.workdir.write_json(FILE, settings | measured)
-    if not measured["mean"] <= bound:
+    agree = measured["mean"] <= bound
+    runtime.workdir.write_json(FILE, settings | measured | {"refused": refused + (not agree)})
+    if not agree:
         raise RuntimeError(
             f"engine {engine!r} and learner disagree: their log-probs of {measured['tokens']} tokens differ by {measured['mean']:.4f} "
             f"on average, by {measured['largest']:.3f} at most; the adapter changes them by {measured['adapter_effect']:.4f}. See {FILE}; "

@@ -59,12 +59,15 @@ class Batches:
         self._config, self._workdir, self._progress, self._parts = config, workdir, progress, parts
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._rollout: Rollout | None = None
+        self._loading: Engine | None = None
         self._lock, self._closed = threading.Lock(), False
 
     def close(self) -> None:
         """Ends what is being sampled and what waits; waits until the engine is left alone."""
         with self._lock:
-            self._closed, rollout = True, self._rollout
+            self._closed, rollout, loading = True, self._rollout, self._loading
+        if loading is not None:  # it may wait minutes for a server
+            loading.close()
         if rollout is not None:
             rollout.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -95,7 +98,8 @@ class Batches:
         groups = [list(members) for _, members in itertools.groupby(tasks, lambda task: (task.package.name, task.group))]
         own = [task for group in processes.share(len(groups)) for task in groups[group]]
         each = len(tasks) / max(len(own), 1)  # rollouts of all processes, for one of this one's
-        job = self._thread.submit(self._sample, self._parts(policy), policy, own, temperature, each)
+        given_up = threading.Event()
+        job = self._thread.submit(self._sample, self._parts(policy), policy, own, temperature, each, given_up)
 
         def finish() -> tuple[list[Trajectory], float]:
             found, sync = job.result()
@@ -107,25 +111,36 @@ class Batches:
             return (found if processes.count == 1 else list(self._workdir.read_shards(folder, split, [index]))), sync
 
         def cancel() -> None:
-            if not job.cancel() and not job.done():
-                with self._lock:
-                    rollout = self._rollout  # batches are sampled in order: it is this one, or one that was given up too
-                if rollout is not None:
-                    rollout.cancel()
+            with self._lock:
+                given_up.set()
+                rollout = self._rollout  # if this batch is being sampled, it is this one; else it has ended
+            if not job.cancel() and not job.done() and rollout is not None:
+                rollout.cancel()
 
         return Batch(finish, cancel)
 
     def _sample(
-        self, parts: tuple[Engine, Pool, Chat], policy: Policy | str, tasks: Sequence[Task], temperature: float | None, each: float
+        self,
+        parts: tuple[Engine, Pool, Chat],
+        policy: Policy | str,
+        tasks: Sequence[Task],
+        temperature: float | None,
+        each: float,
+        given_up: threading.Event,
     ) -> tuple[list[Trajectory], float]:
         """In the thread: the trajectories of this process's share, and the seconds of loading the policy."""
         settings, (engine, pool, chat) = self._config.rollout, parts
+        with self._lock:
+            if self._closed or given_up.is_set():
+                raise CancelledError
+            self._loading = engine
         began = time.perf_counter()
         if isinstance(policy, Policy):
             engine.load(policy)
         sync = time.perf_counter() - began
         with self._lock:
-            if self._closed:
+            self._loading = None
+            if self._closed or given_up.is_set():
                 raise CancelledError
             rollout = self._rollout = Rollout(
                 engine,

@@ -20,6 +20,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator
 
@@ -198,7 +199,7 @@ def main(argv: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         workdir: Workdir | None = None
         try:
-            stack.enter_context(_sigterm_raises())
+            stack.enter_context(_signals_raise())
             check_packages()
             words = [word for word in argv if word not in ("--help", "-h")]
             if not words:
@@ -339,15 +340,30 @@ def _config(values: dict, overrides: list[tuple[str, str]], command: Command) ->
 
 
 @contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM raises `Terminated`. What a signal raises in a callback of the garbage collector (JAX has one), or where an object ends, is
+    forgotten by Python; that signal is sent again."""
+
     def handler(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break the saving
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, handler)
+    def forgotten(unraisable: sys.UnraisableHookArgs) -> None:
+        number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(unraisable.exc_type)
+        if number is None:
+            hook(unraisable)
+            return
+        if number == signal.SIGTERM:
+            signal.signal(number, handler)
+        # a little later: this callback would forget it too
+        threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, number]).start()
+
+    before, hook = signal.signal(signal.SIGTERM, handler), sys.unraisablehook
+    sys.unraisablehook = forgotten
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, before)
 
 

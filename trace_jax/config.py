@@ -11,7 +11,9 @@ import operator
 import pathlib
 import re
 import runpy
+import shlex
 import traceback
+import urllib.parse
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -202,7 +204,10 @@ class TrainSection:
         None, "updates that rollouts may be behind the adapter; none: 1 where the engine has devices of its own, else 0", "[0, 8]"
     )
     agreement: float = field(
-        0.02, "largest mean difference of the log-probs of engine and learner, tried before the first update; 0 tries nothing", "[0, inf)"
+        0.02,
+        "largest mean difference of the log-probs of engine and learner, tried before the first update; 0 tries nothing",
+        "[0, inf)",
+        changes=True,
     )
     min_group: int = field(2, "a group that infrastructure failures left smaller is dropped", "[2, inf)")
     keep_checkpoints: int = field(2, "newest checkpoints kept per adapter, beside the best", "[1, inf)", changes=True)
@@ -302,6 +307,7 @@ class Config:
         """
         for name, spec, value in fields(self):
             check(name, spec, value)
+        _check_addresses(self.servers.urls)
         for ok, name, why in self._rules():
             if not ok:
                 raise InputError(f"config field {name!r}: {operator.attrgetter(name)(self)} {why}")
@@ -323,6 +329,31 @@ class Config:
         yield t.outlier_high >= t.importance_cap, "train.outlier_high", f"is below train.importance_cap = {t.importance_cap}"
         yield e.tasks <= self.target.heldout_tasks, "evaluation.tasks", f"is more than target.heldout_tasks = {self.target.heldout_tasks}"
         yield bool(e.policies), "evaluation.policies", "names no policy"
+        for name in ("python", "options"):
+            yield _splits(getattr(self.servers, name)), f"servers.{name}", "has a quotation mark or backslash without its other half"
+
+
+def _splits(words: str) -> bool:
+    try:
+        shlex.split(words)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_addresses(urls: tuple[str, ...]) -> None:
+    """Raises InputError when one is no address or stands there twice. One that may hold a password is not shown, and never stored."""
+    for place, url in enumerate(urls):
+        try:
+            parts = urllib.parse.urlsplit(url)
+            ok = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not set("@?# ") & set(url)
+        except ValueError:  # of a port or an IPv6 address
+            ok = False
+        if not ok:
+            shown = f"number {place + 1}" if "@" in url else repr(url)
+            raise InputError(f"config field 'servers.urls': {shown} is no http://HOST:PORT; the servers' key goes into SGLANG_API_KEY")
+        if url.rstrip("/") in [other.rstrip("/") for other in urls[:place]]:
+            raise InputError(f"config field 'servers.urls': {url} is there twice; adapters are loaded into a server once")
 
 
 def data_folder(name: str) -> pathlib.Path:

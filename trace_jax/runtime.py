@@ -88,9 +88,10 @@ class Runtime:
         self._hints: dict[tuple[str, int], str] = {}
 
     def close(self) -> None:
-        for part in ("batches", "engine", "pool"):  # none is made to be closed
-            if part in self.__dict__:
-                self.__dict__[part].close()
+        with contextlib.ExitStack() as stack:  # each is closed, even if the closing of another is interrupted
+            for part in ("pool", "engine", "batches"):  # the last first; none is made to be closed
+                if part in self.__dict__:
+                    stack.callback(self.__dict__[part].close)
 
     def __enter__(self) -> Runtime:
         return self

@@ -114,14 +114,16 @@ def run_grpo(
                 state = dataclasses.replace(state, params=jax.tree.map(jnp.copy, state.params))
             begun.append(runtime.batches.begin(policy(state), shards, "training", iteration, tasks(iteration)))
 
-    with contextlib.closing(Checkpoints(workdir.path(f"{folder}/checkpoints"), keep=config.train.keep_checkpoints)) as checkpoints:
+    keep = max(config.train.keep_checkpoints, lag + 1)  # those under which a run that goes on begins its first batches
+    with contextlib.closing(Checkpoints(workdir.path(f"{folder}/checkpoints"), keep=keep)) as checkpoints:
         record = {"iteration": 0, "rewards": []}
         if (found := _restored(checkpoints, state)) is not None:
             state, record = found.state, found.record
             validated = record["iteration"] // every * len(validation) if every else 0
             runtime.progress.advance(record["iteration"] * batch + validated, earlier=True)
         first = record["iteration"]
-        for iteration in range(first, first + lag):
+        going = not (stop and _saturated(record["rewards"], config.train.stop_reward))
+        for iteration in range(first, first + lag * going):
             begin(iteration, _earlier(checkpoints, initial, state, iteration - lag))
         with Metrics(workdir, folder, first) as log:
             for iteration in range(first, iterations):
@@ -139,14 +141,14 @@ def run_grpo(
                 metrics |= {"seconds/sync": sync, "seconds/rollout": max(0.0, spent - sync)}
                 record = {"iteration": iteration + 1, "rewards": [*record["rewards"], metrics["reward"]]}
                 last = iteration + 1 == iterations or (stop and _saturated(record["rewards"], config.train.stop_reward))
+                while last and begun:
+                    begun.pop().cancel()
                 if every and (last or (iteration + 1) % every == 0):
                     found = runtime.roll_out(policy(state), shards, "validation", iteration, validation)
                     metrics["validation"] = episode_metrics(found)["reward"]
                 log.log(iteration, metrics)
                 runtime.progress.advance(0, f"iteration {iteration + 1}/{iterations}, reward {metrics['reward']:.2f}")
                 checkpoints.save(iteration + 1, state, record, score=metrics.get("validation"))
-        for ahead in begun:
-            ahead.cancel()
         checkpoints.wait()
         best = checkpoints.best() if every else None
         return state if best is None else _restored(checkpoints, state, best).state

@@ -138,4 +138,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Gives up what the engine holds outside this process; without effect the second time."""
+        """Gives up what the engine holds outside this process; without effect the second time.
+
+        Another thread may call it while one is in `load`; if that waits for others, it raises `concurrent.futures.CancelledError`.
+        """

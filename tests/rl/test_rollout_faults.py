@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+import threading
 import time
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
@@ -142,3 +144,64 @@ def test_groups_come_whole_with_the_trajectories_of_result(pool):  # noqa: F811
     found = list(Rollout(Engine(lanes=4), pool, chats.chat(), tasks(), "p", **OPTIONS).groups())
     assert collections.Counter(t.group for group in found for t in group) == {str(s): 3 for s in (0, 1, 2, 4, 5)}
     assert all([t.trial for t in group] == [0, 1, 2] for group in found)
+
+
+def test_a_batch_that_is_cancelled_again_and_again_leaves_the_engine_to_one_thread(four):
+    engine, calls = Engine(hangs=frozenset({"0:talk:0#0"})), []
+    polling, released = threading.Event(), []
+
+    def poll():
+        calls.append(1)
+        polling.set()
+        time.sleep(0.3)
+        calls.pop()
+        return Engine.poll(engine)
+
+    engine.poll, engine.release = poll, lambda session: (released.append(len(calls)), Engine.release(engine, session))
+    rollout = Rollout(engine, four, chats.chat(), tasks((0,), rollouts=2) + slow((2,)), "p", reproducible=False, **OPTIONS)
+    polling.wait()
+    cancelling = [threading.Thread(target=rollout.cancel) for _ in range(5)]
+    for thread in cancelling:
+        thread.start()
+        time.sleep(0.02)
+    with pytest.raises(CancelledError):  # and no list with gaps
+        rollout.result()
+    for thread in cancelling:
+        thread.join()
+    assert released and not any(released) and not engine.open and not rollout._thread.is_alive()
+
+
+def test_a_batch_that_is_cancelled_before_it_began_samples_nothing(pool):  # noqa: F811
+    engine = Engine()
+    rollout = Rollout(engine, pool, chats.chat(), tasks(), "p", **OPTIONS)
+    rollout.cancel()
+    with pytest.raises(CancelledError):
+        rollout.result()
+    assert not engine.open
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+@pytest.mark.parametrize("where", ["progress", "progress of a failed episode", "poll", "submit", "pool", "closed pool"])
+def test_what_is_nobodys_fault_ends_the_batch_and_is_raised(reproducible, where):
+    def fail(*_):
+        raise RuntimeError("broken")
+
+    failed = {f"{i}:talk:{i // 3}#{i % 3}": EngineFault("", "lost", "gone") for i in range(6)} if "failed" in where else {}
+    failed = {name: EngineFault(name, fault.kind, "gone") for name, fault in failed.items()}
+    engine, options = Engine(failed), {"on_progress": fail} if "progress" in where else {}
+    if where in ("poll", "submit"):
+        setattr(engine, where, fail)
+    with Pool(workers=1) as own:
+        batch = own.batch
+
+        def break_pool(requests):
+            if any(op == "respond" for _, op, _ in requests):
+                own.close() if where == "closed pool" else fail()
+            return batch(requests)
+
+        if "pool" in where:
+            own.batch = break_pool
+        rollout = Rollout(engine, own, chats.chat(), tasks((0, 1)), "p", reproducible=reproducible, retries=0, **OPTIONS, **options)
+        with pytest.raises(ValueError if where == "closed pool" else RuntimeError, match="broken|closed"):
+            rollout.result()
+    assert not engine.open and not rollout._thread.is_alive()

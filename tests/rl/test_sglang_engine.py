@@ -1,6 +1,7 @@
 """`SGLangEngine` against servers that fail in every way that was seen or feared."""
 
 import base64
+import concurrent.futures
 import contextlib
 import dataclasses
 import time
@@ -407,6 +408,28 @@ def test_a_released_request_is_cancelled_at_the_server(net, fake, tmp_path):
         engine.submit(request("c", max_tokens=40))  # close() ends it
         until(lambda: fake.running)
     assert not fake.running
+
+
+def test_closing_ends_the_wait_for_a_server_that_does_not_load_an_adapter(net, fake, tmp_path, monkeypatch):
+    monkeypatch.setattr("rl.engines.sglang.engine._CLOSING", 0.2)
+    with connect(fake, net, tmp_path) as engine, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        put = fake._put
+
+        def stop(*names):
+            fake.stopped = True
+            return put(*names)
+
+        fake._put = stop
+        loading = thread.submit(engine.load, adapter(net))
+        until(lambda: fake.stopped)
+        began = time.monotonic()
+        engine.close()
+        with pytest.raises(concurrent.futures.CancelledError):
+            loading.result(timeout=10)
+        assert time.monotonic() - began < 5 < QUICK.load and not engine._thread.is_alive()
+        with pytest.raises(concurrent.futures.CancelledError):
+            engine.load(adapter(net, version=2))
+    fake.stopped = False
 
 
 def test_no_more_requests_than_lanes_are_at_the_servers(net, fake, tmp_path):

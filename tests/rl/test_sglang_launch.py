@@ -32,6 +32,12 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
+def test_a_program_that_is_not_there_is_named_in_a_line(tmp_path):
+    with pytest.raises(EngineError, match=r"ended with 127; .* ends with\n.*No such file or directory: '/nowhere/python'\n$") as error:
+        start_servers("m", tiny.CONFIG, SETTINGS, logs=tmp_path, python="/nowhere/python")
+    assert "Traceback" not in str(error.value)
+
+
 @pytest.fixture
 def program(tmp_path, monkeypatch) -> list[str]:
     """What takes the place of `python`."""

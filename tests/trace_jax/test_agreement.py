@@ -41,6 +41,9 @@ def test_an_engine_that_samples_something_else_is_refused(runtime, check, monkey
     assert runtime.workdir.read_json(FILE)["mean"] > runtime.config.train.agreement
     with pytest.raises(RuntimeError, match="disagree"):
         check()  # the file that says so is no pass
+    monkeypatch.setattr(runtime.engine, "load", load)
+    check()  # the engine is mended, and asked again
+    assert runtime.workdir.read_json(FILE)["mean"] < 1e-5 and runtime.workdir.read_json(FILE)["refused"] == 2
 
 
 def test_it_can_be_left_out(runtime, check):

@@ -4,6 +4,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -150,6 +151,28 @@ def test_a_signal_lets_the_command_save_and_has_its_exit_code(probe, tmp_path, n
     assert process.returncode == code
     assert error.count("\n") == 1 and "the same command goes on from there" in error
     assert (tmp_path / "run" / "saved.json").exists()
+
+
+FORGETS = """
+import gc, signal, time
+
+def callback(phase, info):
+    gc.callbacks.remove(callback)
+    signal.raise_signal({number})
+
+def main(arguments):
+    gc.callbacks.append(callback)
+    gc.collect()
+    time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_forgotten(probe, tmp_path, capsys, number, code):
+    (tmp_path / "modules" / "probe.py").write_text(FORGETS.format(number=int(number)))
+    began = time.monotonic()
+    assert cli.main([*probe, "--policy=x"]) == code
+    assert time.monotonic() - began < 15 and "the same command goes on from there" in one_line(capsys)
 
 
 def test_a_reader_that_leaves_is_no_crash():

@@ -95,12 +95,27 @@ def test_the_last_override_wins_and_the_config_itself_is_immutable():
         ("target.knobs", "[1]", ["target.knobs", "JSON object"]),
         ("train.stop_reward", "1.5", ["train.stop_reward", "(0, 1]"]),
         ("seed", "-1", ["seed"]),
+        ("servers.options", "--log 'x", ["servers.options", "without its other half"]),
+        ("servers.python", '"python', ["servers.python", "without its other half"]),
+        ("servers.urls", "http://a:1,localhost:30000", ["servers.urls", "'localhost:30000' is no http://HOST:PORT"]),
+        ("servers.urls", "ftp://a:1", ["servers.urls", "'ftp://a:1' is no http://HOST:PORT"]),
+        ("servers.urls", "http://a:port", ["servers.urls", "'http://a:port' is no http://HOST:PORT"]),
+        ("servers.urls", "http://[::1", ["servers.urls", "is no http://HOST:PORT"]),
+        ("servers.urls", "http://:30000", ["servers.urls", "is no http://HOST:PORT"]),
+        ("servers.urls", "http://a:1, http://a:1/", ["servers.urls", "http://a:1/ is there twice"]),
     ],
 )
 def test_a_wrong_override_is_one_line_that_names_the_field_and_the_fix(name, text, words):
     with pytest.raises(InputError) as error:
         load_config("quickstart", [(name, text)])
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated():
+    with pytest.raises(InputError, match="'servers.urls': number 2 is no .* SGLANG_API_KEY") as error:
+        load_config("quickstart", [("servers.urls", "http://a:1,http://me:secret@a:2")])
+    assert "secret" not in str(error.value)
+    assert load_config("quickstart", [("servers.urls", "http://a:1,https://[::1]:2/x")]).servers.urls[1] == "https://[::1]:2/x"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_the_plan_is_what_is_rolled_out(reference, config):
 
 def test_a_second_run_samples_nothing_and_finds_the_same(reference, config, monkeypatch, capsys):
     before, written = figures(reference), {path: path.stat().st_mtime_ns for path in shards(reference)}
-    monkeypatch.setattr("trace_jax.runtime.roll_out", lambda *_, **__: pytest.fail("sampled again"))
+    monkeypatch.setattr("trace_jax.batches.Rollout", lambda *_, **__: pytest.fail("sampled again"))
     assert cli.main(command(config, reference)) == 0
     assert figures(reference) == before
     assert {path: path.stat().st_mtime_ns for path in shards(reference)} == written

@@ -153,7 +153,7 @@ def test_packages_are_found_by_name_or_folder(runtime):
 def test_the_plan_counts_rollouts_by_stage(runtime):
     stages = plan(runtime.config, 3)
     assert stages["rollouts"] == 24 and stages["synthesize"] == 3 * 8 and stages["evaluate"] == 6 * (3 + 3)
-    assert stages["train"] == 3 * (2 * 2 * 4 + 2 + 2 * 2)  # two iterations, one validation, before and after
+    assert stages["train"] == 3 * (2 * 2 * 4 + 2 + 2 * 2) + 64  # two iterations, one validation, before and after; agreement
     # slot table of own and other slots, mixtures, the gate's own batches, and the selection of all candidates
     assert stages["compose"] == 3 * (12 + 2 * 3) + 3 * 4 * 2 + 8 + 2 + 3 * 2 * (3 + 7)
 

@@ -10,6 +10,7 @@ from rl.loss import LossConfig
 from rl.trajectory import Trajectory
 from tests.trace_jax import tiny
 from trace_jax import train
+from trace_jax.batches import Batch
 from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
 from trace_jax.runtime import TRAINING, VALIDATION, Runtime, plan
@@ -217,6 +218,32 @@ def test_an_interrupted_training_with_lag_ends_with_the_same_adapter(lagging, tm
     with Workdir.open(again.workdir.root, again.config) as again.workdir, again:
         train_adapter(again, ONE)
         assert adapter_bytes(again) == adapter_bytes(lagging)
+
+
+def test_a_run_two_updates_behind_goes_on_under_the_adapters_that_it_would_have_had(tmp_path, checkpoint, monkeypatch):
+    def interrupted(batch):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(batch)
+
+    calls, original = [], Batch.result
+    monkeypatch.setattr(Batch, "result", interrupted)
+    overrides = dict(train__max_lag="2", train__iterations="5", train__validate_every="0", train__agreement="0")
+    with tiny.open_tiny(tmp_path, checkpoint, **overrides) as runtime:
+        tiny.store_environment(runtime, ONE)
+        train.make_learner.cache_clear()
+        with pytest.raises(KeyboardInterrupt):
+            train_adapter(runtime, ONE)
+        assert runtime.workdir.shards(f"adapter:{ONE}", "training") == [0, 1, 2]
+        again = Runtime(runtime.config, runtime.workdir, runtime.progress)
+    with again:
+        train.make_learner.cache_clear()
+        train_adapter(again, ONE)
+        rows = again.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")
+        updates = np.cumsum([0] + [row["trajectories_kept"] > 0 for row in rows])
+        under = [{t.policy["version"] for t in again.workdir.read_shards(f"adapter:{ONE}", "training", [i])} for i in range(5)]
+        assert under == [{updates[max(0, i - 2)]} for i in range(5)] and updates[3] > updates[1]
 
 
 def test_lag_beside_the_learner_on_several_devices_is_refused(runtime, monkeypatch):

@@ -112,6 +112,7 @@ class SGLangEngine:
         self._results: queue.SimpleQueue[tuple[Session, Completion | EngineFault]] = queue.SimpleQueue()
         self._sync_seconds = 0.0
         self._closed = False
+        self._working: concurrent.futures.Future | None = None
         self._error: BaseException | None = None
         probe = np.random.default_rng(0).integers(0, min(_ORDINARY, config.vocab_size), min(_PROBE, context - 1)).astype(np.int32)
         self._probe, base = probe, reference and reference(None, probe)
@@ -202,6 +203,8 @@ class SGLangEngine:
         if self._closed:
             return
         self._closed = True
+        if self._working is not None:
+            self._working.cancel()
         try:
             self._run(self._dispatcher.close())
             self._run(self._fleet.close(_CLOSING))
@@ -219,8 +222,11 @@ class SGLangEngine:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of work on the loop; an interrupt of this thread cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """The result of work on the loop; an interrupt of this thread cancels it, and so does `close`."""
+        if self._loop.is_closed():
+            work.close()
+            raise concurrent.futures.CancelledError
+        future = self._working = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             while not concurrent.futures.wait([future], timeout=1.0).done:
                 self._check_thread()

@@ -29,7 +29,11 @@ def end_group(group: int) -> None:
 
 
 def main() -> int:
-    server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 127
 
     def wait_for_owner() -> None:
         while os.read(0, 4096):
