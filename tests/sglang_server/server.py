@@ -78,7 +78,7 @@ class Server:
         except urllib.error.HTTPError as error:
             error.msg = f"{error.msg}: {error.read().decode(errors='replace')[:2000]}"
             raise
-        return json.loads(text) if text else {}
+        return json.loads(text) if text[:1] in (b"{", b"[") else {}
 
 
 @contextlib.contextmanager
