@@ -87,6 +87,7 @@ class Fake:
 
     def close(self) -> None:
         self.kill()
+        asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

@@ -47,6 +47,8 @@ def check_agreement(runtime: Runtime, learner: Learner, adapter: AdapterBank, pa
     rows = learner.config.micro_rows
     batch = pack(found, np.zeros(len(found), np.float32), lengths=runtime.config.train.row_lengths, micro_rows=rows)
     mask = batch.mask > 0
+    if not mask.any():
+        raise RuntimeError(f"{package.name}: none of {len(found)} episodes has a sampled token, so engine and learner cannot be compared")
     gap = np.abs(learner.logprobs(params, batch) - batch.logprobs)[mask]
     effect = np.abs(learner.logprobs(params, batch) - learner.logprobs(None, batch))[mask]
     measured = {

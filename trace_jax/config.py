@@ -100,7 +100,9 @@ class RolloutSection:
     reproducible: bool = field(
         True, "the engine waits for the environments, so that an interrupted batch gives the same tokens again", changes=True
     )
-    deadline: float | None = field(None, "seconds of an episode, then it is a failure of the infrastructure", "(0, inf)", changes=True)
+    deadline: float | None = field(
+        None, "seconds of one attempt at an episode, then it is a failure of the infrastructure", "(0, inf)", changes=True
+    )
     retries: int = field(1, "how often an episode is played again that the engine failed", "[0, 10]", changes=True)
 
 

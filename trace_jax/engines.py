@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,7 @@ def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder:
         )
     if share:
         progress(f"asking {', '.join(share)}")
+    shutil.rmtree(folder / "adapters", ignore_errors=True)  # those of a run that was killed; no name is used again
     try:
         servers = share or start_servers(
             config.model.weights,

@@ -191,14 +191,14 @@ def test_the_engine_of_a_process_takes_the_learners_weights_where_it_holds_them_
 
 WAITER = """
 import sys, time
-from trace_jax.cli import Terminated, _sigterm_raises
+from trace_jax.cli import Terminated, _signals_raise
 from trace_jax.processes import Job, join, leave
 
 index, port, waits = (int(word) for word in sys.argv[1:])
 processes = join(Job(f"127.0.0.1:{port}", 2, index))
 processes.agree(lambda: None)  # both are there
 try:
-    with _sigterm_raises():
+    with _signals_raise():
         print("ready", file=sys.__stdout__, flush=True)
         if index == waits:
             processes.gather(1)  # the other never comes
