@@ -113,10 +113,10 @@ def test_cached_prefixes_are_of_one_version(net, connected):
 def test_a_server_that_is_killed_or_stopped_comes_back_with_its_adapters(net, connected, servers, sign):
     policy = Policy("survivor", 9, tiny.bank(net.config, seed=9))
     connected.load(policy)
-    asked = {f"k{i}": request(f"k{i}", "survivor", draw(net.config.vocab_size, i, 5), 30, key=(0, i, 0)) for i in range(12)}
+    asked = {f"k{i}": request(f"k{i}", "survivor", draw(net.config.vocab_size, i, 5), 30, key=(0, i, 0)) for i in range(64)}
     for r in asked.values():
         connected.submit(r)
-    time.sleep(0.5)
+    time.sleep(0.3)
     keeper = servers._servers[0].process.pid
     group = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
     os.killpg(group, sign)
