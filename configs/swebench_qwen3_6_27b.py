@@ -20,7 +20,8 @@ Preflight with jax 0.12.0.1 and libtpu 0.0.50.1 at JAX_OPTIMIZATION_LEVEL=O0; pe
     limited by            interconnect          memory   interconnect             memory
     time, at best               9.78 s         1.38 ms        10.00 s          245.39 ms
 
-"In a run" adds what stands beside a program: optimizer, engine's cache, its copy of the adapters. Each host holds a whole copy of the
+"In a run" adds what stands beside a program: optimizer, engine's cache, its copy of the adapters; not yet the engine's pool of prefixes,
+a quarter of its cache more. Each host holds a whole copy of the
 weights on its four chips, so that its engine decodes without gathering any. A gradient is limited by the sums over `tensor` of what the
 projections give back, each by itself and in float32.
 

@@ -20,7 +20,8 @@ Preflight with jax 0.12.0.1 and libtpu 0.0.50.1; per device, of 95.73 GiB:
     limited by                  memory          memory         memory             memory
     time, at best               3.34 s         5.12 ms         3.28 s          434.03 ms
 
-"In a run" adds what stands beside a program: optimizer, engine's cache, its copy of the adapters. Each host holds a whole copy of the
+"In a run" adds what stands beside a program: optimizer, engine's cache, its copy of the adapters; not yet the engine's pool of prefixes,
+a quarter of its cache more. Each host holds a whole copy of the
 weights on its four chips, so that its engine decodes without gathering any. A gradient is limited by the memory of the experts' rows; of
 a decoded token, more than a third is the copying of the experts out of their stacks.
 
