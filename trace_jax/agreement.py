@@ -49,8 +49,9 @@ def check_agreement(runtime: Runtime, learner: Learner, adapter: AdapterBank, pa
     mask = batch.mask > 0
     if not mask.any():
         raise RuntimeError(f"{package.name}: none of {len(found)} episodes has a sampled token, so engine and learner cannot be compared")
-    gap = np.abs(learner.logprobs(params, batch) - batch.logprobs)[mask]
-    effect = np.abs(learner.logprobs(params, batch) - learner.logprobs(None, batch))[mask]
+    logprobs = learner.logprobs(params, batch)
+    gap = np.abs(logprobs - batch.logprobs)[mask]
+    effect = np.abs(logprobs - learner.logprobs(None, batch))[mask]
     measured = {
         "sequences": len(found),
         "tokens": int(mask.sum()),

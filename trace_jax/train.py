@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model import AdapterBank, CheckpointError, init_bank, load_peft, save_peft
+from model import AdapterBank, CheckpointError, Gate, init_bank, load_peft, save_peft
 from rl import checkpoint
 from rl.advantages import episode_metrics, group_advantages
 from rl.checkpoint import Checkpoints, Restored
@@ -105,7 +105,8 @@ def run_grpo(
     """
     config, workdir = runtime.config, runtime.workdir
     batch, every = config.train.groups * config.train.group_size, config.train.validate_every if validation else 0
-    lag, initial = runtime.max_lag(policy(state)), state
+    gate = state.params if isinstance(state.params, Gate) else None  # not `policy(state)`, which gathers all of a pod's parts
+    lag, initial = runtime.max_lag(Policy(name=shards, gate=gate)), state
     begun: collections.deque[Batch] = collections.deque()
 
     def begin(iteration: int, state: LearnerState) -> None:

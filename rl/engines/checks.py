@@ -79,15 +79,6 @@ def check_request(
         fail(f"the tokens do not extend the {len(known)} that the session holds; release it to begin anew")
 
 
-def check_whole_law(request: Request, engine: str) -> None:
-    """Refuses what cuts the law that is sampled, for engines whose log-probs are of the whole one all the same."""
-    if request.top_k or request.top_p != 1:
-        raise EngineError(
-            f"request of session {request.session!r}: top_k and top_p are not served: {engine}'s log-probs are not those of the law that "
-            "it samples from then; leave them off"
-        )
-
-
 def generate(engine: Engine, requests: Sequence[Request], room: int | None = None) -> list[Completion]:
     """See `rl.engines.protocol.Engine.generate`.
 

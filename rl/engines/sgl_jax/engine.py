@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 
 from model import Config
-from rl.engines.checks import check_request, check_whole_law, generate
+from rl.engines.checks import check_request, generate
 from rl.engines.protocol import Completion, EngineError, EngineFault, Finish, Policy, Request
 from rl.engines.sgl_jax.launch import MISSING
 from rl.engines.sgl_jax.weights import Factors, Weights, fold
+from rl.engines.whole_law import check_whole_law, sampling_params
 
 _MOMENT = 0.05  # seconds that a poll waits for something to finish
 _FLUSH = 60.0  # seconds for the scheduler to come to rest before the weights change
@@ -232,7 +233,7 @@ class SglJaxEngine:
             asked = self._make_request(
                 rid=id,
                 input_ids=prompt + tokens,
-                sampling_params=_sampling(request, limit - len(tokens)),
+                sampling_params=sampling_params(request, limit - len(tokens)),
                 return_logprob=True,
                 return_text_in_logprobs=False,
             )
@@ -245,25 +246,6 @@ class SglJaxEngine:
             if tokens[-1] in request.stop:
                 return tokens, logprobs, "stop"
         return tokens, logprobs, "length" if len(tokens) == request.max_tokens else "context"
-
-
-def _sampling(request: Request, max_tokens: int) -> dict[str, Any]:
-    """Everything explicit, since the model's folder and the engine have defaults of their own; only keys that SGL-JAX knows, since others
-    are errors."""
-    return {
-        "max_new_tokens": max_tokens,
-        "temperature": request.temperature,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "stop_token_ids": list(request.stop),
-        "ignore_eos": not request.stop,  # it would ignore the stop ids too
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-    }
 
 
 def read_answer(session: str, answer: Mapping[str, Any]) -> tuple[list[int], list[float]]:

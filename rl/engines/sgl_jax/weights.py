@@ -39,7 +39,6 @@ def fold(policy: Policy) -> Factors | None:
     Raises:
       EngineError: a token gate, or weights that do not fit the bank.
     """
-
     bank, weights = policy.adapters, check_policy(policy)
     if policy.gate is not None:
         raise EngineError(

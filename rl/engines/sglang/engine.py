@@ -26,12 +26,13 @@ import numpy as np
 from flax import nnx
 
 from model import AdapterBank, CausalLM, Config
-from rl.engines.checks import check_request, check_whole_law, generate
+from rl.engines.checks import check_request, generate
 from rl.engines.protocol import Completion, EngineError, EngineFault, Policy, Request
 from rl.engines.sglang.adapters import pick_adapter, write_adapter
 from rl.engines.sglang.dispatch import Dispatcher, Session
 from rl.engines.sglang.fleet import Fleet, Limits, Weights
 from rl.engines.sglang.launch import Servers
+from rl.engines.whole_law import check_whole_law
 
 _PROBE = 24  # tokens
 _ORDINARY = 1000  # ids below are bytes and short words in all tokenizers of these models, and never an image's place

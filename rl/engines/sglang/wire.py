@@ -1,7 +1,6 @@
 """What goes to a server and what comes back: the body of `/generate`, and how a reply is read.
 
-Only options that SGLang and SGL-JAX both know are sent, each of them always: a server fills gaps from the model's generation_config.json,
-which samples from another law. Token ids and log-probs are the last `completion_tokens` entries of `output_token_logprobs`, where SGL-JAX
+Token ids and log-probs are the last `completion_tokens` entries of `output_token_logprobs`, where SGL-JAX
 repeats earlier ones and its `output_ids` are wrong. Both give log_softmax(logits / temperature) of the whole vocabulary; temperature 0 is a
 greedy choice at temperature 1 there, so that its log-probs are of softmax(logits).
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from model import Config
 from rl.engines.protocol import FaultKind, Request
+from rl.engines.whole_law import sampling_params
 
 _ROUNDING = 1e-4  # a log-prob this far above 0 is a probability of one
 
@@ -52,26 +52,8 @@ class Reply:
 
 
 def generate_body(request: Request, tokens: list[int], count: int, lora: str | None, rid: str, *, seeded: bool, experts: bool) -> dict:
-    """The body that asks for `count` tokens after `tokens`, as the request wants them, under the adapter `lora`.
-
-    A server ends a turn at the model's own end tokens too, and cannot be told of others without; without any it is told to ignore them.
-    """
-    sampling = {
-        "max_new_tokens": count,
-        "temperature": float(request.temperature),
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "stop_token_ids": [int(token) for token in request.stop],
-        "ignore_eos": not request.stop,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-        "no_stop_trim": True,
-        "n": 1,
-    }
+    """The body that asks for `count` tokens after `tokens`, as the request wants them, under the adapter `lora`."""
+    sampling = sampling_params(request, count) | {"spaces_between_special_tokens": False, "n": 1}
     if seeded:
         sampling["sampling_seed"] = sampling_seed(request.key)
     body = {"rid": rid, "input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": -1, "stream": False}
@@ -97,9 +79,7 @@ def read_generated(reply: Any, prompt: int, asked: int, config: Config) -> Reply
       Failure: "aborted", "version" for tokens of several weights, "garbage" for all that does not fit.
     """
     meta = _meta(reply)
-    kind = _field(_field(meta, "finish_reason", dict), "type", str)
-    if kind == "abort":
-        raise Failure("aborted", f"cut short: {str(meta['finish_reason'].get('message', 'no reason given'))[:500]}")
+    kind = _finish_reason(meta)
     spans = {str(span.get("version")) for span in meta.get("weight_versions") or () if isinstance(span, dict)}
     if len(spans) > 1:
         raise Failure("version", f"sampled under several weights: {sorted(spans)}", again=False)
@@ -124,9 +104,7 @@ def read_generated(reply: Any, prompt: int, asked: int, config: Config) -> Reply
 def read_scores(reply: Any, tokens: list[int], vocabulary: int) -> np.ndarray:
     """[T - 1]: the log-probs of all of `tokens` but the first, from a reply to `scoring_body`."""
     meta = _meta(reply)
-    kind = _field(_field(meta, "finish_reason", dict), "type", str)
-    if kind == "abort":
-        raise Failure("aborted", f"cut short: {str(meta['finish_reason'].get('message', 'no reason given'))[:500]}")
+    _finish_reason(meta)
     found, logprobs = _pairs(_field(meta, "input_token_logprobs", list)[1:], vocabulary)
     if found != tokens[1:]:
         raise Failure("garbage", "log-probs of other tokens than were sent")
@@ -138,6 +116,15 @@ def _meta(reply: Any) -> dict:
     if not isinstance(reply, dict):
         raise Failure("garbage", f"a JSON {type(reply).__name__} instead of an object")
     return _field(reply, "meta_info", dict)
+
+
+def _finish_reason(meta: dict) -> str:
+    """Its type; raises a `Failure` if the reply was cut short."""
+    reason = _field(meta, "finish_reason", dict)
+    kind = _field(reason, "type", str)
+    if kind == "abort":
+        raise Failure("aborted", f"cut short: {str(reason.get('message', 'no reason given'))[:500]}")
+    return kind
 
 
 def _field(values: dict, name: str, kind: type) -> Any:
