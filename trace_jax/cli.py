@@ -2,8 +2,8 @@
 
 A command is a function `main(arguments: Arguments) -> None` in a module of its own, imported only when flags and config are known to be
 right: `trace-jax --help` starts no JAX. Exit code 0: all that was asked was done. 2: bad flags, config or input, in one line. 1: anything
-else, in one line, the traceback in a file. 130 and 143: Ctrl-C and SIGTERM; both are raised in the main thread, so a command's `with`
-blocks save its state on the way out.
+else, in one line, the traceback of an unexpected error in a file. 130 and 143: Ctrl-C and SIGTERM; both are raised in the main thread, so
+a command's `with` blocks save its state on the way out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from absl import flags
 
 from trace_jax import config as configs
 from trace_jax.config import ROOT, Config
-from trace_jax.errors import InputError
+from trace_jax.errors import InputError, Unfinished
 from trace_jax.fields import fields, nearest, type_name
 from trace_jax.libtpu import expect_no_tpu_without_chips
 from trace_jax.processes import ALONE, find_job, join
@@ -224,6 +224,8 @@ def main(argv: list[str]) -> int:
             return 0
         except InputError as error:
             return _complain(str(error), 2)
+        except Unfinished as error:
+            return _complain(str(error), 1)
         except KeyboardInterrupt:
             return _complain("interrupted; what was done is saved, the same command goes on from there", 130)
         except Terminated:

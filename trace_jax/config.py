@@ -24,6 +24,9 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent
 ROOT = _PACKAGE.parent  # the checkout, or the folder that the wheel was installed into
 
 
+ANALYSTS = ("evidence", "llm", "both")
+
+
 @section()
 class ModelSection:
     """The base agent."""
@@ -125,10 +128,38 @@ class ServersSection:
 
 
 @section()
+class AgentsSection:
+    """The LLM behind analyst=llm and generator=llm. Address and key come from the environment alone: OPENAI_BASE_URL, OPENAI_API_KEY."""
+
+    backend: str = field(
+        "openai",
+        "who answers: an OpenAI-compatible endpoint, a server of trace-jax serve, a coding agent's command, or recorded exchanges",
+        ("openai", "served", "claude", "codex", "command", "replay"),
+        changes=True,
+    )
+    model: str = field("", "its model; empty: OPENAI_MODEL, or the command's own choice", changes=True)
+    url: str = field("http://127.0.0.1:8000", "address of the server, for agents.backend=served", changes=True)
+    command: str = field("", "for agents.backend=command: reads the prompt from its input, writes the answer to its output", changes=True)
+    recorded: str = field("", "for agents.backend=replay: the exchanges.jsonl of another run", changes=True)
+    parameters: dict[str, Any] = field(
+        {}, 'more parameters of a request, as JSON such as {"temperature": 0.7}; the provider\'s own for those left out', changes=True
+    )
+    prompts: str = field("", "folder of prompts/, or a path; empty: by the trajectories' environment", changes=True)
+    prompt_tokens: int = field(32_000, "tokens of one prompt; longer conversations are compacted", "[2000, inf)", changes=True)
+    answer_tokens: int = field(16_384, "tokens of one answer, thoughts included", "[64, inf)", changes=True)
+    concurrency: int = field(8, "questions at once", "[1, 1000]", changes=True)
+    attempts: int = field(6, "how often a question is sent before it counts as unanswered", "[1, 100]", changes=True)
+    deadline: float = field(600.0, "seconds of one attempt", "(0, inf)", changes=True)
+    max_tokens: int | None = field(None, "budget: tokens of all questions and answers of the workdir", "[1, inf)", changes=True)
+    max_cost: float | None = field(None, "budget: US dollars of all answers of the workdir", "(0, inf)", changes=True)
+    price_input: float | None = field(None, "US dollars for a million tokens of questions", "[0, inf)", changes=True)
+    price_output: float | None = field(None, "US dollars for a million tokens of answers", "[0, inf)", changes=True)
+
+
+@section()
 class DiagnosisSection:
     """Step 1: which capabilities the base agent lacks."""
 
-    analyst: str = field("evidence", "who labels the trajectories", ("evidence",))
     trials: int = field(8, "rollouts of each train task", "[1, inf)")
     runs: int = field(10, "independent labelling runs", "[1, inf)")
     coverage: float = field(0.10, "rho: smallest share of failed trajectories that lack the capability", "[0, 1]")
@@ -136,13 +167,15 @@ class DiagnosisSection:
     min_runs: int = field(8, "runs that must pass both thresholds", "[1, inf)")
     blind: bool = field(False, "hide the outcome from the labeller")
     success: float = field(1.0, "smallest reward that counts as success", "(0, 1]")
+    batch: int = field(20, "trajectories that an LLM sees at once when it proposes capabilities", "[1, inf)")
+    batches: int = field(4, "such batches, failed and passed ones mixed", "[1, inf)")
 
 
 @section()
 class SynthesisSection:
     """Step 2: one certified and calibrated environment per capability."""
 
-    generator: str = field("library", "where environments come from", ("library",))
+    rounds: int = field(5, "packages that the LLM may hand in for a capability, the first included", "[1, 20]", changes=True)
     calibration_seeds: int = field(100, "seeds that the base agent is calibrated on", "[1, inf)")
     calibration_rollouts: int = field(16, "rollouts of each of these seeds", "[2, inf)")
     mean_low: float = field(0.2, "smallest mean reward and success rate of the base agent", "[0, 1]")
@@ -276,11 +309,16 @@ class Config:
 
     name: str = field("", "shown in the report", changes=True)
     seed: int = field(0, "seed of everything that is random", "[0, 4294967296)")
+    analyst: str = field(
+        "evidence", "who labels the trajectories: rules over the grader's evidence, an LLM, or the LLM set beside the rules", ANALYSTS
+    )
+    generator: str = field("library", "where environments come from: those that come with trace-jax, or an LLM", ("library", "llm"))
     model: ModelSection = ModelSection()
     mesh: MeshSection = MeshSection()
     target: TargetSection = dataclasses.field(default_factory=TargetSection)  # its knobs are a dictionary
     rollout: RolloutSection = RolloutSection()
     servers: ServersSection = ServersSection()
+    agents: AgentsSection = dataclasses.field(default_factory=AgentsSection)  # its parameters are a dictionary
     diagnosis: DiagnosisSection = DiagnosisSection()
     synthesis: SynthesisSection = SynthesisSection()
     train: TrainSection = TrainSection()
@@ -329,6 +367,12 @@ class Config:
         yield len(t.icepop) in (0, 2) and sorted(t.icepop) == list(t.icepop), "train.icepop", "is neither empty nor LOW,HIGH"
         yield t.warmup_steps < t.iterations, "train.warmup_steps", f"is not below train.iterations = {t.iterations}"
         yield t.outlier_high >= t.importance_cap, "train.outlier_high", f"is below train.importance_cap = {t.importance_cap}"
+        a = self.agents
+        yield a.backend != "command" or bool(a.command), "agents.command", "is empty; agents.backend=command needs one"
+        yield a.backend != "replay" or bool(a.recorded), "agents.recorded", "is empty; agents.backend=replay needs the file of another run"
+        priced = a.backend == "claude" or None not in (a.price_input, a.price_output)
+        yield a.max_cost is None or priced, "agents.max_cost", "needs agents.price_input and agents.price_output, of a million tokens each"
+        yield _splits(a.command), "agents.command", "has a quotation mark or backslash without its other half"
         yield e.tasks <= self.target.heldout_tasks, "evaluation.tasks", f"is more than target.heldout_tasks = {self.target.heldout_tasks}"
         yield bool(e.policies), "evaluation.policies", "names no policy"
         for name in ("python", "options"):

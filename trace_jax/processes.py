@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from trace_jax.errors import InputError
+from trace_jax.errors import InputError, Unfinished
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Processes:
           answer: gives None, bytes, or a JSON value. What it asks in turn is answered there and then.
 
         Raises:
-          InputError, OSError: process 0 raised it; all do.
+          InputError, Unfinished, OSError: process 0 raised it; all do.
         """
         if self.count == 1 or self._answering:
             return answer()
@@ -262,6 +262,8 @@ def _encode(answer: Callable[[], Any]) -> bytes:
         message = {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else {"value": value}
     except InputError as error:
         message = {"input": str(error)}
+    except Unfinished as error:
+        message = {"unfinished": str(error)}
     except OSError as error:
         message = {"os": [error.errno, error.strerror, error.filename and str(error.filename)]}
     return json.dumps(message).encode()
@@ -271,6 +273,8 @@ def _decode(data: bytes) -> Any:
     message = json.loads(data)
     if "input" in message:
         raise InputError(message["input"])
+    if "unfinished" in message:
+        raise Unfinished(message["unfinished"])
     if "os" in message:
         raise OSError(*message["os"])
     return base64.b64decode(message["bytes"]) if "bytes" in message else message["value"]

@@ -82,7 +82,7 @@ def test_the_last_override_wins_and_the_config_itself_is_immutable():
     "name, text, words",
     [
         ("train.rnk", "8", ["train.rnk", "train.rank"]),
-        ("analyst", "evidence", ["analyst", "diagnosis.analyst"]),
+        ("temperature", "1", ["temperature", "rollout.temperature"]),
         ("trian.rank", "8", ["trian.rank", "train.rank"]),
         ("train.rank.x", "8", ["train.rank.x", "not a section"]),
         ("baselines", "grpo_target", ["baselines", "--config.baselines.FIELD=VALUE", "grpo_target"]),
@@ -90,7 +90,7 @@ def test_the_last_override_wins_and_the_config_itself_is_immutable():
         ("train.rank", "0", ["train.rank", "[1, inf)"]),
         ("train.learning_rate", "nan", ["train.learning_rate", "(0, inf)"]),
         ("diagnosis.blind", "maybe", ["diagnosis.blind", "expected bool"]),
-        ("diagnosis.analyst", "evidnce", ["diagnosis.analyst", "did you mean 'evidence'"]),
+        ("analyst", "evidnce", ["analyst", "did you mean 'evidence'"]),
         ("evaluation.policies", "base,compsed", ["evaluation.policies", "did you mean 'composed'"]),
         ("target.knobs", "[1]", ["target.knobs", "JSON object"]),
         ("train.stop_reward", "1.5", ["train.stop_reward", "(0, 1]"]),

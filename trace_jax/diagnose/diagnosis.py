@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,14 +27,28 @@ MAX_CANDIDATES = 10
 
 
 class Analyst(Protocol):
-    """A labeller. A deterministic one gives a trajectory the same labels in every run, so it is asked once."""
+    """A labeller.
+
+    Attributes:
+      deterministic: a trajectory has the same labels in every run.
+      record: what its labels depend on, as JSON: a model, the hashes of prompts.
+    """
 
     name: str
     deterministic: bool
+    record: dict[str, Any]
 
-    def discover(self, trajectories: Sequence[Trajectory]) -> list[Candidate]: ...
+    def discover(self, trajectories: Sequence[Trajectory]) -> list[Candidate]:
+        """Capabilities that the agent may lack, at most MAX_CANDIDATES."""
+        ...
 
-    def label(self, trajectories: Sequence[Trajectory], candidates: Sequence[Candidate], attempt: int) -> list[Label]: ...
+    def label(self, draws: Mapping[int, Sequence[Trajectory]], candidates: Sequence[Candidate]) -> Mapping[int, Sequence[Label]]:
+        """A label for every pair of trajectory and candidate in every run, by the number of the run; where it finds none, one of value GAP.
+
+        Raises:
+          Unfinished: some pairs could not be asked about; asked again, only those cost anything.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +57,7 @@ class Diagnosis:
 
     Attributes:
       figures: of all candidates, largest mean gap first; `retained` are those that passed.
-      labels: of the first run that saw each trajectory.
+      labels: of the first run that drew each trajectory, of a deterministic analyst of all.
       outcome: trajectory id to whether it passed.
       errors: infrastructure failures by kind; they are neither passed nor failed.
       do_nothing: tasks whose reward is 1 without any action, as far as the trajectories tell.
@@ -130,15 +144,14 @@ def diagnose(
     candidates = analyst.discover(graded)[:MAX_CANDIDATES]
     seen = [_blinded(t) for t in graded] if blind else graded
     by_id = {t.id: t for t in seen}
-    fixed = analyst.label(seen, candidates, 1) if analyst.deterministic else None
+    draws = {attempt: draw(graded, attempt, seed) for attempt in range(1, runs + 1)}
+    asked = {attempt: [by_id[i] for i in ids] for attempt, ids in draws.items()}
+    # labels that are the same in every run cost nothing where no run draws the trajectory
+    found = analyst.label({0: seen} | asked if analyst.deterministic else asked, candidates)
+    labelled = [_run(attempt, ids, graded, candidates, found[attempt]) for attempt, ids in draws.items()]
     labels: dict[tuple[str, str], Label] = {}
-    labelled: list[Run] = []
-    for attempt in range(1, runs + 1):
-        ids = draw(graded, attempt, seed)
-        found = fixed if fixed is not None else analyst.label([by_id[i] for i in ids], candidates, attempt)
-        labelled.append(_run(attempt, ids, graded, candidates, found))
-        for label in found:
-            labels.setdefault((label.trajectory, label.capability), label)
+    for label in (label for attempt in sorted(found) for label in found[attempt]):
+        labels.setdefault((label.trajectory, label.capability), label)
     figures = aggregate(labelled, coverage=coverage, gap=gap, min_runs=min_runs, seed=seed) if candidates else []
     notes += _notes(graded, figures, candidates, analyst)
     nothing = do_nothing_tasks(graded)
@@ -210,8 +223,7 @@ def _run(attempt: int, ids: Sequence[str], graded: Sequence[Trajectory], candida
     drawn = set(ids)
     codes: dict[str, dict[str, int]] = {c.name: {} for c in candidates}
     for label in labels:
-        if label.trajectory in drawn:
-            codes[label.capability][label.trajectory] = _CODE[label.value]
+        codes[label.capability][label.trajectory] = _CODE[label.value]
     return Run(attempt, {t.id: not t.success for t in graded if t.id in drawn}, codes)
 
 

@@ -23,6 +23,7 @@ from trace_jax.diagnose.calls import Call, agent_calls, fields, leaves, pair, re
 
 NA, PRESENT, LACKING = "NA", "PRESENT", "LACKING"
 LABELS = (NA, PRESENT, LACKING)
+GAP = "GAP"  # the labeller gave no valid label: a missing value, never taken for one of the three
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +41,21 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """What one trajectory shows of one capability; `message_index` is None only for NA."""
+    """What one trajectory shows of one capability.
+
+    Attributes:
+      value: one of LABELS, or GAP.
+      message_index: the message that shows it; None only for NA and GAP.
+      reason: of a gap, why there is no label.
+      quote: words of that message, where the labeller was asked for them.
+    """
 
     trajectory: str
     capability: str
     value: str
     message_index: int | None
     reason: str
+    quote: str = ""
 
 
 class Evidence:

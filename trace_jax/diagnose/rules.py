@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rl.trajectory import Trajectory
@@ -279,20 +279,22 @@ class EvidenceAnalyst:
 
     name = "evidence"
     deterministic = True
+    record: dict[str, Any] = {}
 
     def discover(self, trajectories: Sequence[Trajectory]) -> list[Candidate]:
         """The capabilities of which at least one trajectory shows anything."""
         applicable = collections.Counter(
-            label.capability for label in self.label(trajectories, [c for c, _ in RULES.values()], 1) if label.value != NA
+            label.capability for label in self.label({1: trajectories}, [c for c, _ in RULES.values()])[1] if label.value != NA
         )
         return [candidate for candidate, _ in RULES.values() if applicable[candidate.name]]
 
-    def label(self, trajectories: Sequence[Trajectory], candidates: Sequence[Candidate], attempt: int) -> list[Label]:
-        """A label for every pair, trajectories outer, candidates inner; `attempt` is the number of the run, which changes nothing here."""
-        keys = record_keys(trajectories)
-        labels = []
-        for t in trajectories:
+    def label(self, draws: Mapping[int, Sequence[Trajectory]], candidates: Sequence[Candidate]) -> dict[int, list[Label]]:
+        """A label for every pair of every run, trajectories outer, candidates inner; a trajectory has the same labels in all runs."""
+        known = [c for c in candidates if c.name in RULES]
+        trajectories = {t.id: t for drawn in draws.values() for t in drawn}
+        keys = record_keys(list(trajectories.values()))
+        labels = {}
+        for t in trajectories.values():
             evidence = Evidence(t, keys)
-            for candidate in candidates:
-                labels.append(Label(t.id, candidate.name, *RULES[candidate.name][1](evidence)))
-        return labels
+            labels[t.id] = [Label(t.id, c.name, *RULES[c.name][1](evidence)) for c in known]
+        return {attempt: [label for t in drawn for label in labels[t.id]] for attempt, drawn in draws.items()}

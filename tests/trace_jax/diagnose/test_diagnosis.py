@@ -119,7 +119,7 @@ def test_the_files_are_those_of_the_published_tool_and_the_selection_comes_last(
     assert set(example) == {"task_id", "reward", "note"} and example["note"].startswith("message ")
     labels = [json.loads(line) for line in files["diagnosis/evidence.jsonl"].splitlines()]
     assert len(labels) == 160 * len(candidates)
-    assert set(labels[0]) == {"trajectory", "capability", "value", "message_index", "reason", "passed"}
+    assert set(labels[0]) == {"trajectory", "capability", "value", "message_index", "reason", "quote", "passed"}
     assert data["diagnosis/figures.json"]["passed"] + data["diagnosis/figures.json"]["failed"] == 160
 
 
@@ -151,7 +151,7 @@ def test_only_the_train_split_is_read_and_mixing_is_said():
 
 def test_a_blinded_labeller_sees_no_outcome_and_the_figures_use_it_all_the_same():
     class Analyst:
-        name, deterministic = "spy", False
+        name, deterministic, record = "spy", False, {}
 
         def __init__(self):
             self.seen = []
@@ -159,9 +159,9 @@ def test_a_blinded_labeller_sees_no_outcome_and_the_figures_use_it_all_the_same(
         def discover(self, trajectories):
             return [Candidate("c", "A capability.")]
 
-        def label(self, trajectories, candidates, attempt):
-            self.seen += [(t.reward, t.success, {c["passed"] for c in t.checks.values()}) for t in trajectories]
-            return [Label(t.id, "c", "LACKING", 1, "because") for t in trajectories]
+        def label(self, draws, candidates):
+            self.seen += [(t.reward, t.success, {c["passed"] for c in t.checks.values()}) for drawn in draws.values() for t in drawn]
+            return {attempt: [Label(t.id, "c", "LACKING", 1, "because") for t in drawn] for attempt, drawn in draws.items()}
 
     blind, open_eyed = Analyst(), Analyst()
     diagnosis = diagnose(desk(), analyst=blind, blind=True)

@@ -23,7 +23,7 @@ CAPABILITIES = list(RULES)
 
 
 def label(trajectories):
-    return {(x.trajectory, x.capability): x for x in EvidenceAnalyst().label(trajectories, CANDIDATES, 1)}
+    return {(x.trajectory, x.capability): x for x in EvidenceAnalyst().label({1: trajectories}, CANDIDATES)[1]}
 
 
 def lacking(trajectories):
@@ -294,5 +294,5 @@ def test_discovery_proposes_what_some_trajectory_exercises():
 
 
 def test_labels_are_plain_data():
-    labels = EvidenceAnalyst().label(read_result_file(DATA / "taubench_airline_excerpt.json"), CANDIDATES, 1)
+    labels = EvidenceAnalyst().label({1: read_result_file(DATA / "taubench_airline_excerpt.json")}, CANDIDATES)[1]
     assert json.loads(json.dumps([dataclasses.asdict(x) for x in labels]))
