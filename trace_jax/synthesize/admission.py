@@ -1,0 +1,35 @@
+"""What a package has to pass before training may use it, wherever it came from: the certificate, and the calibration against the base."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs import Package
+from envs.certify import certify
+from trace_jax.runtime import BASE, CALIBRATION, Runtime
+from trace_jax.synthesize.calibrate import calibrate
+
+
+def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
+    """The certificate of a package, as JSON; process 0 makes it for all."""
+    seeds = range(CALIBRATION, CALIBRATION + runtime.config.synthesis.certify_seeds)
+
+    def make() -> dict[str, Any]:
+        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, trusted=True)
+        return certificate.to_json() | {"reasons": certificate.reasons}
+
+    return runtime.processes.agree(make)
+
+
+def calibrated(runtime: Runtime, package: Package, split: str) -> dict[str, Any]:
+    """The calibration of a package, by rollouts of the base that are stored under `split`.
+
+    Returns:
+      As `calibrate`, with `usable`: whether training may use it, and `hint_ratio`.
+    """
+    config = runtime.config.synthesis
+    tasks = runtime.tasks(package, split, CALIBRATION, config.calibration_seeds, config.calibration_rollouts)
+    result = calibrate(runtime.roll_out(BASE, "base", split, 0, tasks), config)
+    # a base that succeeds too rarely can still learn when some of a group's rollouts are shown the way
+    hinted = result["verdict"] == "too_hard" and config.hint_ratio > 0 and result["success_rate"] > 0
+    return result | {"hint_ratio": config.hint_ratio if hinted else 0.0, "usable": result["verdict"] == "ok" or hinted}
