@@ -7,6 +7,8 @@ Every step finds what it has done already in the workdir. The order below is the
 
 from __future__ import annotations
 
+from typing import Any
+
 import rich.console
 
 from trace_jax import report
@@ -19,15 +21,19 @@ from trace_jax.evaluate import evaluate_all
 from trace_jax.rollout import roll_out_train_split
 from trace_jax.runtime import Runtime, open_runtime, plan
 from trace_jax.spent import write_spent
-from trace_jax.synthesize import synthesize_all
+from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, require_finished, synthesize_all
 from trace_jax.train import train_adapter
 
 
-def run(runtime: Runtime) -> None:
+def run(runtime: Runtime) -> dict[str, dict[str, Any]]:
     """All steps, in order.
+
+    Returns:
+      What step 2 found, by capability: where some need attention, the others have gone through the rest of the steps.
 
     Raises:
       InputError: diagnosis retained nothing, or no environment is usable; what was found is in the workdir.
+      Unfinished: the LLM did not answer, which it may later, or none of its environments is usable.
     """
     config, workdir = runtime.config, runtime.workdir
     with runtime.stage("rollouts"):
@@ -40,7 +46,10 @@ def run(runtime: Runtime) -> None:
     stages = plan(config, len(retained))
     runtime.plan(stages)
     with runtime.stage("synthesize"):
-        synthesize_all(runtime)
+        environments = synthesize_all(runtime)
+    require_finished(workdir, environments, OPEN)  # an agent that is composed without a capability would not be composed again
+    if not any(result["usable"] for result in environments.values()):
+        require_finished(workdir, environments, NEEDS_ATTENTION)
     usable = runtime.usable()
     with runtime.stage("train"):
         for capability in usable:
@@ -56,11 +65,17 @@ def run(runtime: Runtime) -> None:
         with runtime.stage("baseline"):
             train_on_target(runtime, budget)
     workdir.produce("report.html", lambda _: report.write_report(workdir))
+    return environments
 
 
 def main(arguments: Arguments) -> None:
-    """`trace-jax run`."""
+    """`trace-jax run`.
+
+    Raises:
+      Unfinished: a capability needs attention; all else is done.
+    """
     with open_runtime(arguments) as runtime:
-        run(runtime)
+        environments = run(runtime)
     rich.console.Console().print(report.summary_table(arguments.workdir))
     print(f"report: {arguments.workdir.root / 'report.html'}")
+    require_finished(arguments.workdir, environments, NEEDS_ATTENTION)

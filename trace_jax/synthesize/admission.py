@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from envs import Package
 from envs.certify import certify
+from rl.trajectory import Trajectory
 from trace_jax.runtime import BASE, CALIBRATION, Runtime
 from trace_jax.synthesize.calibrate import calibrate
+
+_FAULTS, _FAULT = 3, 300  # how many are told, and how many last characters of each
 
 
 def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
@@ -25,11 +29,19 @@ def calibrated(runtime: Runtime, package: Package, split: str) -> dict[str, Any]
     """The calibration of a package, by rollouts of the base that are stored under `split`.
 
     Returns:
-      As `calibrate`, with `usable`: whether training may use it, and `hint_ratio`.
+      As `calibrate`, with `usable`: whether training may use it, `hint_ratio`, and `faults` of the package that the base met.
     """
     config = runtime.config.synthesis
     tasks = runtime.tasks(package, split, CALIBRATION, config.calibration_seeds, config.calibration_rollouts)
-    result = calibrate(runtime.roll_out(BASE, "base", split, 0, tasks), config)
+    trajectories = runtime.roll_out(BASE, "base", split, 0, tasks)
+    result = calibrate(trajectories, config)
     # a base that succeeds too rarely can still learn when some of a group's rollouts are shown the way
     hinted = result["verdict"] == "too_hard" and config.hint_ratio > 0 and result["success_rate"] > 0
-    return result | {"hint_ratio": config.hint_ratio if hinted else 0.0, "usable": result["verdict"] == "ok" or hinted}
+    usable = result["verdict"] == "ok" or hinted
+    return result | {"hint_ratio": config.hint_ratio if hinted else 0.0, "usable": usable, "faults": _faults(trajectories)}
+
+
+def _faults(trajectories: Sequence[Trajectory]) -> list[str]:
+    """What the package's own code did wrong, each once; deadlines and crashes may be the machine's."""
+    errors = (t.error for t in trajectories if t.error is not None)
+    return sorted({" ".join(e["message"].split())[-_FAULT:] for e in errors if e["kind"] in ("exception", "reply", "replay")})[:_FAULTS]

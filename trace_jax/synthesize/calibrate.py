@@ -7,7 +7,7 @@ stored beside it.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,8 +25,8 @@ def calibrate(trajectories: Sequence[Trajectory], bounds: SynthesisSection) -> d
       trajectories: several rollouts of each seed; those with an error do not count.
 
     Returns:
-      The keys of the method's `reward_distribution`, `success_interval`, `per_seed`, `reasons` (the bounds that do not hold) and `verdict`:
-      "ok", "too_easy" or "too_hard".
+      The keys of the method's `reward_distribution`, `success_interval`, `per_seed`, `stop_reasons`, `reasons` (bounds that do not hold)
+      and `verdict`: "ok", "too_easy" or "too_hard".
     """
     scored = [t for t in trajectories if t.error is None]
     groups: dict[int, list[Trajectory]] = defaultdict(list)
@@ -52,6 +52,7 @@ def calibrate(trajectories: Sequence[Trajectory], bounds: SynthesisSection) -> d
         "groups_mixed": 1.0 - perfect - zero,
         "constant_share": constant,
         "per_seed": per_seed,
+        "stop_reasons": dict(sorted(Counter(t.stop_reason.value for t in trajectories).items())),
     }
     easy, hard, other = [], [], []
     for name in ("mean_reward", "success_rate"):

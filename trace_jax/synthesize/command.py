@@ -4,29 +4,33 @@
 
 An environment that fails its certificate or its calibration never reaches training; the selection keeps it PENDING and the reasons stand in
 `certificate.json` and `calibration.json`. So does a capability for which the library has no environment. Where success is too rare, a share
-of each group's rollouts gets the package's hint.
+of each group's rollouts gets the package's hint. What an LLM could not do in its rounds needs a person's attention, and the selection and
+the exit code say so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from envs import write_package
 from envs.builtin import LIBRARY, load_builtin
-from envs.certify import certify
 from envs.package import load_package
 from trace_jax.cli import Arguments
-from trace_jax.errors import InputError
-from trace_jax.runtime import BASE, CALIBRATION, Runtime, open_runtime
-from trace_jax.synthesize.calibrate import calibrate
+from trace_jax.diagnose.select import finished
+from trace_jax.errors import InputError, Unfinished
+from trace_jax.runtime import Runtime, open_runtime
+from trace_jax.synthesize.admission import calibrated, certified
+from trace_jax.synthesize.generate import NEEDS_ATTENTION, OPEN, generate
+from trace_jax.workdir import Workdir
 
 _SELECTION = "diagnosis/selected_capabilities.json"
 _DISTRIBUTION = ("n_rollouts", "mean_reward", "std_reward", "success_rate", "zero_rate", "partial_rate")
 _GROUPS = ("groups_all_perfect", "groups_all_zero", "groups_mixed")
 
 
-def synthesize(runtime: Runtime, capability: str) -> dict[str, Any]:
-    """Makes, certifies and calibrates one environment, or finds that this was done.
+def from_library(runtime: Runtime, capability: str) -> dict[str, Any]:
+    """Stores, certifies and calibrates the library's environment, or finds that this was done.
 
     Returns:
       `usable`: whether training may use the environment, and `reasons` if not; with the calibration where there was one, and `hint_ratio`.
@@ -34,41 +38,33 @@ def synthesize(runtime: Runtime, capability: str) -> dict[str, Any]:
     config, workdir, folder = runtime.config.synthesis, runtime.workdir, f"environments/{capability}"
     if workdir.exists(f"{folder}/calibration.json"):
         runtime.progress.advance(config.calibration_seeds * config.calibration_rollouts, earlier=True)
-        return workdir.read_json(f"{folder}/calibration.json")
+        return runtime.calibration(capability)
     if capability not in LIBRARY:
         return {"usable": False, "reasons": [f"the library has no environment for it, only for {', '.join(LIBRARY)}"]}
     builtin = load_builtin(capability)
     package = load_package(workdir.produce(folder, lambda path: write_package(path, builtin.meta, builtin.source)))
-    seeds = range(CALIBRATION, CALIBRATION + config.certify_seeds)
-    target_tools = runtime.tools(runtime.target)
-    certificate = runtime.processes.agree(
-        lambda: certify(package, runtime.pool, target_tools=target_tools, seeds=seeds, trusted=True).to_json()
-    )
+    certificate = certified(runtime, package)
     workdir.write_json(f"{folder}/certificate.json", certificate)
     if not certificate["passed"]:
         return {"usable": False, "reasons": certificate["reasons"]}
-    split = f"calibration-{capability}"
-    tasks = runtime.tasks(package, split, CALIBRATION, config.calibration_seeds, config.calibration_rollouts)
-    result = calibrate(runtime.roll_out(BASE, "base", split, 0, tasks), config)
-    # a base that succeeds too rarely can still learn when some of a group's rollouts are shown the way
-    hinted = result["verdict"] == "too_hard" and config.hint_ratio > 0 and result["success_rate"] > 0
-    result |= {"hint_ratio": config.hint_ratio if hinted else 0.0, "usable": result["verdict"] == "ok" or hinted}
+    result = calibrated(runtime, package, f"calibration-{capability}")
     workdir.write_json(f"{folder}/calibration.json", result)
     return result
 
 
-def record(runtime: Runtime, calibrations: dict[str, dict[str, Any]]) -> None:
-    """Marks the usable environments DONE in the selection, with the keys of the published format."""
+def record(runtime: Runtime, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Marks the usable environments DONE in the selection, with the keys of the published format; what needs attention gets its reasons."""
     selection = runtime.workdir.read_json(_SELECTION)
     for entry in selection:
-        result = calibrations.get(entry["skill"])
-        if result and result["usable"]:
-            entry |= {
-                "status": "DONE",
-                "environment_path": f"environments/{entry['skill']}",
-                "environment_module": "environment",
-                "reward_distribution": {key: result[key] for key in (*_DISTRIBUTION, *_GROUPS)},
-            }
+        result = results.get(entry["skill"])
+        if result is None:
+            continue
+        entry.pop(NEEDS_ATTENTION, None)
+        if result["usable"]:
+            distribution = {key: result[key] for key in (*_DISTRIBUTION, *_GROUPS)}
+            entry |= finished(entry, f"environments/{entry['skill']}", "environment", distribution)
+        elif result.get("status") == NEEDS_ATTENTION:
+            entry[NEEDS_ATTENTION] = result["reasons"]
     runtime.workdir.write_json(_SELECTION, selection)
 
 
@@ -81,15 +77,42 @@ def synthesize_all(runtime: Runtime, only: str | None = None) -> dict[str, dict[
     retained = runtime.retained()
     if only is not None and only not in retained:
         raise InputError(f"--capability={only}: not retained; retained are {', '.join(retained) or 'none'}")
-    calibrations = {capability: synthesize(runtime, capability) for capability in retained if only in (None, capability)}
-    record(runtime, calibrations)
-    return calibrations
+    asked = [capability for capability in retained if only in (None, capability)]
+    if runtime.config.generator == "llm":
+        results = generate(runtime, asked)
+    else:
+        results = {capability: from_library(runtime, capability) for capability in asked}
+    record(runtime, results)
+    return results
+
+
+def require_finished(workdir: Workdir, results: Mapping[str, Mapping[str, Any]], *statuses: str) -> None:
+    """
+    Raises:
+      Unfinished: the generator has left a capability in one of these statuses.
+    """
+    left = {capability: result for capability, result in results.items() if result.get("status") in statuses}
+    if waiting := [capability for capability, result in left.items() if result["status"] == OPEN]:
+        why = left[waiting[0]]["reasons"][0]
+        raise Unfinished(f"{', '.join(waiting)}: no environment yet, since nobody answered ({why}); the same command goes on from there")
+    if left:
+        said = "; ".join(f"{capability}: {result['reasons'][-1]}" for capability, result in left.items())
+        where = ", ".join(f"{workdir.root}/environments/{capability}/generation.json" for capability in left)
+        raise Unfinished(
+            f"no usable environment in {workdir.config.synthesis.rounds} rounds for {said}; see {where}, or allow more --config.synthesis.rounds"
+        )
 
 
 def main(arguments: Arguments) -> None:
-    """`trace-jax synthesize [--capability=C]`."""
+    """`trace-jax synthesize [--capability=C]`.
+
+    Raises:
+      Unfinished: the LLM gave no answer, or no package of its that can be used.
+    """
     with open_runtime(arguments, "synthesize") as runtime:
-        for capability, result in synthesize_all(runtime, arguments.capability).items():
-            base = f", success {result['success_rate']:.3f} of the base" if "success_rate" in result else ""
-            reasons = "".join(f"; {reason}" for reason in result["reasons"])
-            print(f"{capability}: {'usable' if result['usable'] else 'not usable'}{base}{reasons}")
+        results = synthesize_all(runtime, arguments.capability)
+    for capability, result in results.items():
+        base = f", success {result['success_rate']:.3f} of the base" if "success_rate" in result else ""
+        reasons = "".join(f"; {reason}" for reason in result["reasons"])
+        print(f"{capability}: {'usable' if result['usable'] else 'not usable'}{base}{reasons}")
+    require_finished(arguments.workdir, results, OPEN, NEEDS_ATTENTION)

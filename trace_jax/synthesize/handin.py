@@ -38,7 +38,8 @@ class HandIn:
 
 def read_hand_in(answer: str, capability: str, target: str) -> HandIn:
     """The package in an answer, for a capability of a target."""
-    blocks = [(match[2].lower(), match[3]) for match in _BLOCK.finditer(answer.rpartition("</think>")[2])]
+    said = answer.replace("\r\n", "\n").rpartition("</think>")[2]
+    blocks = [(match[2].lower(), match[3]) for match in _BLOCK.finditer(said)]
     texts, faults = {}, []
     for name, languages in _LANGUAGES.items():
         found = [text for language, text in blocks if language in languages]
