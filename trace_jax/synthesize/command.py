@@ -98,9 +98,8 @@ def require_finished(workdir: Workdir, results: Mapping[str, Mapping[str, Any]],
     if left:
         said = "; ".join(f"{capability}: {result['reasons'][-1]}" for capability, result in left.items())
         where = ", ".join(f"{workdir.root}/environments/{capability}/generation.json" for capability in left)
-        raise Unfinished(
-            f"no usable environment in {workdir.config.synthesis.rounds} rounds for {said}; see {where}, or allow more --config.synthesis.rounds"
-        )
+        rounds = workdir.config.synthesis.rounds
+        raise Unfinished(f"no usable environment in {rounds} rounds for {said}; see {where}, or allow more --config.synthesis.rounds")
 
 
 def main(arguments: Arguments) -> None:

@@ -282,7 +282,7 @@ def _judge(runtime: Runtime, generation: Generation, handed_in: HandIn, faults: 
 
 
 def _sandbox_faults(runtime: Runtime, package: Package) -> list[str]:
-    """What must hold before the players of a certificate are let in: the tools, on which they rely, are the target's; bad calls do no harm."""
+    """What must hold before a certificate: the tools, on which its players rely, are the target's, and bad calls do no harm."""
     try:
         tools = runtime.pool.function(package, "tools")
     except EnvironmentFault as fault:
