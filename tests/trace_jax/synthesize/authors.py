@@ -1,13 +1,9 @@
-"""What authors of environments hand in: an accepted package, and others that are wrong in one way each.
-
-As a program (`python authors.py SCRIPT`) it is an author behind `agents.backend=command`: it reads the prompt, finds out which capability
-and which round it is about, notes that in SCRIPT's folder, and answers what SCRIPT says.
-"""
+"""What authors of environments hand in: an accepted package, and others that are wrong in one way each; and how they find out what is asked."""
 
 import json
-import pathlib
 import re
-import sys
+
+from envs.builtin import load_builtin
 
 
 def write(meta: dict, source: str) -> str:
@@ -17,8 +13,6 @@ def write(meta: dict, source: str) -> str:
 
 def answer(capability: str, *replacements: tuple[str, str], **meta: object) -> str:
     """The package of the library, with pieces of its source replaced."""
-    from envs.builtin import load_builtin
-
     package = load_builtin(capability)
     source = package.source
     for old, new in replacements:
@@ -42,11 +36,3 @@ def about(prompt: str) -> tuple[str, int]:
     """The capability that a prompt asks for, and the number of the hand-in that it asks for."""
     refused = re.search(r"^Your package, hand-in (\d+) of", prompt, re.MULTILINE)
     return re.search(r'^\| `name` \| "desk_(\w+)" \|$', prompt, re.MULTILINE)[1], int(refused[1]) + 1 if refused else 1
-
-
-if __name__ == "__main__":
-    script = pathlib.Path(sys.argv[1])
-    capability, number = about(sys.stdin.read())
-    with (script.parent / "asked.txt").open("a") as file:
-        file.write(f"{capability} {number}\n")
-    print(json.loads(script.read_text())[capability][number - 1])

@@ -1,11 +1,9 @@
 """An LLM writes environments: a scripted author, and all that its package has to pass."""
 
-import asyncio
 import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,13 +11,12 @@ import time
 
 import pytest
 
-import trace_jax.agents
 import trace_jax.run
+from tests.scripted_llm import Reply, scripted_llm, slow, status
 from tests.trace_jax import example_run, tiny
 from tests.trace_jax.synthesize import authors
 from tests.trace_jax.synthesize.authors import answer
 from trace_jax import cli
-from trace_jax.agents.protocol import Answer, Unavailable
 from trace_jax.config import ROOT
 from trace_jax.diagnose.select import decode_selection
 from trace_jax.errors import Unfinished
@@ -28,29 +25,39 @@ from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, require_finished, synthe
 from trace_jax.workdir import Workdir
 
 ONE, TWO = "multi_step_task_completion", "precondition_verification"
-LLM = {"generator": "llm", "agents__attempts": "1"}
+KEY = "sk-secret-1234567890"
+LLM = {"generator": "llm", "agents__model": "author-1", "agents__attempts": "1"}
 
 
 class Author:
-    """A backend that answers by capability and round; `asked` are the prompts, by the same."""
+    """Answers by capability and round; `asked` are the messages, by the same. What was answered may not be asked again."""
 
-    name, model = "scripted", "author-1"
-
-    def __init__(self, monkeypatch, **script):
+    def __init__(self, **script):
         self.script, self.asked = script, {}
-        monkeypatch.setattr(trace_jax.agents, "_backend", lambda settings, stage: self)
 
-    async def ask(self, messages, schema, sample):
-        key = authors.about("\n".join(message["content"] for message in messages))
-        assert key not in self.asked, f"{key} was asked twice"
+    def __call__(self, request):
+        key = authors.about("\n".join(message["content"] for message in request["messages"]))
+        if key in self.asked:
+            return status(400, f"{key} was asked twice")  # which ends the command
         said = self.script[key[0]][key[1] - 1]
-        if isinstance(said, Exception):
-            raise said
-        self.asked[key] = messages
-        return Answer(said)
+        if not isinstance(said, Reply) or said.status == 200:
+            self.asked[key] = request["messages"]
+        return said
 
-    async def close(self):
-        pass
+
+@pytest.fixture
+def hire(monkeypatch):
+    """Puts authors behind an endpoint of their own, one after the other."""
+    with contextlib.ExitStack() as stack:
+
+        def hire(**script):
+            author = Author(**script)
+            author.server = stack.enter_context(scripted_llm(author))
+            monkeypatch.setenv("OPENAI_BASE_URL", author.server.url)
+            monkeypatch.setenv("OPENAI_API_KEY", KEY)
+            return author
+
+        yield hire
 
 
 @pytest.fixture
@@ -91,8 +98,8 @@ REFUSED = {  # what is handed in, and what its author is told
 }
 
 
-def test_each_refusal_is_told_and_the_fifth_is_accepted(begin, monkeypatch):
-    author = Author(monkeypatch, **{ONE: [*(answer(ONE, wrong) for wrong in REFUSED), answer(ONE)]})
+def test_each_refusal_is_told_and_the_fifth_is_accepted(begin, hire):
+    author = hire(**{ONE: [*(answer(ONE, wrong) for wrong in REFUSED), answer(ONE)]})
     runtime = begin(ONE)
     results = synthesize_all(runtime)
     require_finished(runtime.workdir, results, OPEN, NEEDS_ATTENTION)
@@ -125,6 +132,7 @@ def test_each_refusal_is_told_and_the_fifth_is_accepted(begin, monkeypatch):
     assert spent["synthesize"]["rollouts"] == 8
 
     assert synthesize_all(runtime) == results and len(author.asked) == 5
+    assert not [name for name in workdir.list() if KEY.encode() in workdir.read_bytes(name)]
 
 
 @pytest.mark.parametrize(
@@ -145,8 +153,8 @@ def test_each_refusal_is_told_and_the_fifth_is_accepted(begin, monkeypatch):
     ],
     ids=["easy", "hard"],
 )
-def test_a_sound_package_of_the_wrong_difficulty_is_mutated_by_the_figures(begin, monkeypatch, first, second, bounds, words):
-    author = Author(monkeypatch, **{ONE: [first, second]})
+def test_a_sound_package_of_the_wrong_difficulty_is_mutated_by_the_figures(begin, hire, first, second, bounds, words):
+    author = hire(**{ONE: [first, second]})
     runtime = begin(ONE, **bounds)
     assert synthesize_all(runtime)[ONE]["usable"]
     refusal = author.asked[ONE, 2][-1]["content"]
@@ -156,10 +164,10 @@ def test_a_sound_package_of_the_wrong_difficulty_is_mutated_by_the_figures(begin
     assert calibrated == {f"calibration-{ONE}-r1", f"calibration-{ONE}-r2"}  # then the package's digest
 
 
-def test_what_only_the_sandbox_can_tell_is_told_too(begin, monkeypatch):
+def test_what_only_the_sandbox_can_tell_is_told_too(begin, hire):
     wrong = [authors.RAISES, authors.FEW_TOOLS, authors.OTHER_TOOL]
     script = [*(answer(ONE, one) for one in wrong), answer(ONE, authors.OTHER_TOOL, version="2"), answer(ONE, authors.RAISES)]
-    Author(monkeypatch, **{ONE: script})
+    hire(**{ONE: script})
     runtime = begin(ONE)
     assert synthesize_all(runtime)[ONE]["status"] == "needs_attention"
     told = [one["reasons"] for one in rounds(runtime, ONE)]
@@ -169,9 +177,9 @@ def test_what_only_the_sandbox_can_tell_is_told_too(begin, monkeypatch):
     assert told[4][0] == "this is hand-in 1 again, unchanged, which was refused" and told[4][1:] == told[0]
 
 
-def test_after_the_last_round_a_capability_needs_attention(begin, monkeypatch, capsys):
+def test_after_the_last_round_a_capability_needs_attention(begin, hire, capsys):
     wrong = [answer(ONE, authors.SYNTAX, version=str(n)) for n in range(4)] + ["I would rather not."]
-    author = Author(monkeypatch, **{ONE: [*wrong, answer(ONE)]})
+    author = hire(**{ONE: [*wrong, answer(ONE)]})
     runtime = begin(ONE)
     root, config = runtime.workdir.root, runtime.config
     runtime.close()
@@ -194,33 +202,23 @@ def test_after_the_last_round_a_capability_needs_attention(begin, monkeypatch, c
         assert kept["status"] == "DONE" and "needs_attention" not in kept
 
 
-class Together(Author):
-    """Answers once all capabilities of its script have been asked about."""
-
-    async def ask(self, messages, schema, sample):
-        self.waiting = getattr(self, "waiting", 0) + 1
-        while self.waiting % len(self.script):
-            await asyncio.sleep(0)
-        return await super().ask(messages, schema, sample)
-
-
-def test_capabilities_are_asked_about_together_and_one_without_an_answer_stays_open(begin, monkeypatch):
-    down = Unavailable("the endpoint says 503")
-    author = Together(monkeypatch, **{ONE: [answer(ONE, authors.SYNTAX), answer(ONE)], TWO: [answer(TWO, authors.SYNTAX), down]})
+def test_capabilities_are_asked_about_together_and_one_without_an_answer_stays_open(begin, hire):
+    late = slow(0.3, answer(ONE, authors.SYNTAX))
+    author = hire(**{ONE: [late, answer(ONE)], TWO: [answer(TWO, authors.SYNTAX), status(503, "come later")]})
     runtime = begin(ONE, TWO)
     results = synthesize_all(runtime)
-    assert results[ONE]["usable"] and results[TWO] == {"status": "open", "usable": False, "reasons": ["the endpoint says 503"]}
-    with pytest.raises(Unfinished, match=rf"^{TWO}: no environment yet, .* \(the endpoint says 503\); the same command goes on"):
+    assert results[ONE]["usable"] and results[TWO]["status"] == "open" and "503" in results[TWO]["reasons"][0] and author.server.most == 2
+    with pytest.raises(Unfinished, match=rf"^{TWO}: no environment yet, since nobody answered \(.*503.*\); the same command goes on"):
         require_finished(runtime.workdir, results, OPEN, NEEDS_ATTENTION)
     assert runtime.workdir.read_json(f"environments/{TWO}/generation.json")["status"] == "open"
     assert (entry(runtime, ONE)["status"], entry(runtime, TWO)["status"]) == ("DONE", "PENDING")
-    again = Author(monkeypatch, **{TWO: [None, answer(TWO)]})
+    again = hire(**{TWO: [None, answer(TWO)]})
     assert all(result["usable"] for result in synthesize_all(runtime).values())
     assert list(again.asked) == [(TWO, 2)] and set(author.asked) == {(ONE, 1), (ONE, 2), (TWO, 1)}
 
 
-def test_a_budget_that_is_used_up_leaves_all_open(begin, monkeypatch):
-    Author(monkeypatch, **{ONE: [answer(ONE)]})
+def test_a_budget_that_is_used_up_leaves_all_open(begin, hire):
+    hire(**{ONE: [answer(ONE)]})
     results = synthesize_all(begin(ONE, agents__max_tokens="1000"))
     assert results[ONE]["status"] == "open" and "'agents.max_tokens'" in results[ONE]["reasons"][0]
 
@@ -248,11 +246,9 @@ def test_a_run_goes_on_with_the_usable_and_says_at_its_end_what_needs_attention(
         assert done[2:] == steps
 
 
-def test_a_killed_run_asks_nothing_twice_and_ends_as_an_undisturbed_one(begin, tmp_path, monkeypatch):
+def test_a_killed_run_asks_nothing_twice_and_ends_as_an_undisturbed_one(begin, hire, tmp_path):
     script = {ONE: [answer(ONE, authors.SYNTAX), answer(ONE, authors.HASHED), answer(ONE)], TWO: [answer(TWO)]}
-    (tmp_path / "script.json").write_text(json.dumps(script))
-    command = shlex.join([sys.executable, authors.__file__, str(tmp_path / "script.json")])
-    runtime = begin(ONE, TWO, agents__backend="command", agents__command=command)
+    author, runtime = hire(**script), begin(ONE, TWO)
     root = runtime.workdir.root
     runtime.close()
     runtime.workdir.close()
@@ -265,10 +261,10 @@ def test_a_killed_run_asks_nothing_twice_and_ends_as_an_undisturbed_one(begin, t
         time.sleep(0.02)
     process.kill()
     process.communicate()
-    assert cli.main(["synthesize", f"--workdir={root}"]) == 0
-    asked = [f"{ONE} 1", f"{ONE} 2", f"{ONE} 3", f"{TWO} 1"]
-    assert sorted((tmp_path / "asked.txt").read_text().splitlines()) == asked
+    assert len(author.asked) == 3 and cli.main(["synthesize", f"--workdir={root}"]) == 0
+    assert len(author.asked) == 4 == author.server.answered
 
+    hire(**script)
     assert cli.main(["synthesize", f"--workdir={tmp_path / 'undisturbed'}"]) == 0
     for folder in ("environments", "diagnosis"):
         assert contents(root / folder) == contents(tmp_path / "undisturbed" / folder)
