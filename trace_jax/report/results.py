@@ -147,7 +147,9 @@ def _spent(read: Reader) -> dict[str, int]:
     for capability in capabilities(read):
         summary, calibration = read.json(f"adapters/{capability}/summary.json"), read.json(f"environments/{capability}/calibration.json")
         if summary and calibration:
-            found[f"adapter:{capability}"] = int(first + calibration["n_rollouts"] + summary["rollouts"])
+            rounds = (read.json(f"environments/{capability}/generation.json") or {"rounds": []})["rounds"]
+            tried = sum(one["calibration"]["n_rollouts"] for one in rounds if one.get("calibration"))  # the accepted package's included
+            found[f"adapter:{capability}"] = int(first + (tried or calibration["n_rollouts"]) + summary["rollouts"])
     return found
 
 

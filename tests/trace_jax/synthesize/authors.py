@@ -1,4 +1,4 @@
-"""What authors of environments hand in: an accepted package, and others that are wrong in one way each; and how they find out what is asked."""
+"""What authors of environments hand in: an accepted package, and others that are wrong in one way each."""
 
 import json
 import re

@@ -12,6 +12,7 @@ import time
 import pytest
 
 import trace_jax.run
+from tests.rl.test_learner_mesh import free_port
 from tests.scripted_llm import Reply, scripted_llm, slow, status
 from tests.trace_jax import example_run, tiny
 from tests.trace_jax.synthesize import authors
@@ -232,18 +233,23 @@ def test_a_run_goes_on_with_the_usable_and_says_at_its_end_what_needs_attention(
     monkeypatch.setattr(trace_jax.run.report, "summary_table", lambda *_: "")
     runtime = begin(ONE, TWO)
     monkeypatch.setattr(trace_jax.run, "open_runtime", lambda _: contextlib.nullcontext(runtime))
-    for status, found, steps in (
+    for left, found, steps in (
         ("needs_attention", usable, ["train_adapter", "compose", "evaluate_all", "report"]),
         ("needs_attention", {"usable": False, "status": "needs_attention", "reasons": ["bad"]}, []),
         ("open", usable, []),
     ):
-        left = {"usable": False, "status": status, "reasons": ["too easy"]}
-        monkeypatch.setattr(trace_jax.run, "synthesize_all", lambda _, left=left, found=found: {ONE: found, TWO: left})
+        results = {ONE: found, TWO: {"usable": False, "status": left, "reasons": ["too easy"]}}
+        monkeypatch.setattr(trace_jax.run, "synthesize_all", lambda _, results=results: results)
         monkeypatch.setattr(runtime, "usable", lambda: [ONE])
         done.clear()
         with pytest.raises(Unfinished, match=f"{TWO}: (too easy|no environment yet)"):
             trace_jax.run.main(tiny.arguments(runtime, "run"))
         assert done[2:] == steps
+
+
+def start(workdir, *more):
+    words = [sys.executable, "-m", "trace_jax", "synthesize", f"--workdir={workdir}", *more]
+    return subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_killed_run_asks_nothing_twice_and_ends_as_an_undisturbed_one(begin, hire, tmp_path):
@@ -254,8 +260,7 @@ def test_a_killed_run_asks_nothing_twice_and_ends_as_an_undisturbed_one(begin, h
     runtime.workdir.close()
     shutil.copytree(root, tmp_path / "undisturbed")
 
-    words = [sys.executable, "-m", "trace_jax", "synthesize", f"--workdir={root}"]
-    process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = start(root)
     while not (root / f"environments/{ONE}/rounds/2/answer.md").exists():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.02)
@@ -268,6 +273,26 @@ def test_a_killed_run_asks_nothing_twice_and_ends_as_an_undisturbed_one(begin, h
     assert cli.main(["synthesize", f"--workdir={tmp_path / 'undisturbed'}"]) == 0
     for folder in ("environments", "diagnosis"):
         assert contents(root / folder) == contents(tmp_path / "undisturbed" / folder)
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_asks_and_both_roll_out(begin, hire, tmp_path):
+    script = {ONE: [answer(ONE, authors.SYNTAX), answer(ONE)], TWO: [answer(TWO)]}
+    author, runtime = hire(**script), begin(ONE, TWO)
+    root = runtime.workdir.root
+    runtime.close()
+    runtime.workdir.close()
+    shutil.copytree(root, tmp_path / "alone")
+    port = free_port()
+    pair = [start(root, f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={index}") for index in range(2)]
+    for process in pair:
+        error = process.communicate(timeout=300)[1]
+        assert process.returncode == 0, error
+    assert len(author.asked) == 3 and list(root.glob("rollouts/base/calibration-*/00000-1of2.jsonl.zst"))
+
+    hire(**script)
+    assert cli.main(["synthesize", f"--workdir={tmp_path / 'alone'}"]) == 0
+    assert contents(root / "environments") == contents(tmp_path / "alone" / "environments")
 
 
 def contents(folder):
