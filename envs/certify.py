@@ -109,7 +109,7 @@ def certify(
         scripts = _scripts(pool, package, seeds)
         hints = dict(zip(seeds, pool.functions(package, "hint", [(seed,) for seed in seeds]), strict=True))
     except EnvironmentFault as fault:
-        checks.append(CheckResult("functions", False, _brief(fault)))
+        checks.append(CheckResult("functions", False, brief(fault)))
     else:
         checks.append(CheckResult("functions", True, "TOOLS, oracle and hint give what they should"))
         oracle = play(pool, package, seeds, recite(scripts))
@@ -153,10 +153,14 @@ def certify(
     )
 
 
-def _brief(fault: EnvironmentFault) -> str:
-    """One line: where, and the last line of a traceback."""
+def brief(fault: EnvironmentFault | str) -> str:
+    """One line for the package's author: what failed, the last line of a traceback, and the line of environment.py."""
     first, *rest = str(fault).strip().splitlines()
-    return f"{first.removesuffix('Traceback (most recent call last):')}{rest[-1].strip()}" if rest else first
+    if not rest:
+        return first
+    places = re.findall(r'File "environment_\w+\.py", (line \d+(?:, in \w+)?)', str(fault))
+    where = f" (environment.py, {places[-1]})" if places else ""
+    return f"{first.removesuffix('Traceback (most recent call last):')}{rest[-1].strip()}{where}"
 
 
 def _scripts(pool: Pool, package: Package, seeds: Sequence[int], knobs: dict | None = None) -> dict[int, list[Action]]:
@@ -187,7 +191,7 @@ def _oracle_succeeds(plays: list[Play], scripts: dict[int, list[Action]]) -> Che
     if failed:
         one = failed[0]
         why = (
-            f"fault: {_brief(one.fault)}"
+            f"fault: {brief(one.fault)}"
             if one.fault
             else "failed: " + ", ".join(n for n, c in one.scores[0].checks.items() if not c.passed)
         )
@@ -206,10 +210,10 @@ def _oracle_at_knob_ends(pool: Pool, package: Package, seeds: Sequence[int]) -> 
             scripts = _scripts(pool, package, seeds, knobs)
             plays = play(pool, package, seeds, recite(scripts), knobs=knobs)
         except EnvironmentFault as fault:
-            bad.append(f"{knobs}: {_brief(fault)}")
+            bad.append(f"{knobs}: {brief(fault)}")
             continue
         bad += [
-            f"{knobs}, seed {one.seed}: {_brief(one.fault) if one.fault else f'reward {one.reward}'}" for one in plays if one.reward != 1.0
+            f"{knobs}, seed {one.seed}: {brief(one.fault) if one.fault else f'reward {one.reward}'}" for one in plays if one.reward != 1.0
         ]
         longest = max(map(len, scripts.values()))
         if longest > package.max_turns:
@@ -309,5 +313,5 @@ def _no_faults(plays: dict[str, list[Play]]) -> CheckResult:
         name, one = faults[0]
         kinds = collections.Counter(one.fault.kind for _, one in faults)
         counts = json.dumps(dict(sorted(kinds.items())))
-        return CheckResult("faults", False, f"{len(faults)} episodes ended in a fault {counts}; {name}: {_brief(one.fault)}")
+        return CheckResult("faults", False, f"{len(faults)} episodes ended in a fault {counts}; {name}: {brief(one.fault)}")
     return CheckResult("faults", True, "no crash, no deadline missed, every reply well-formed, every reward in [0, 1]")

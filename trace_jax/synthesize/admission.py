@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from envs import Package
-from envs.certify import certify
+from envs.certify import brief, certify
 from rl.trajectory import Trajectory
 from trace_jax.runtime import BASE, CALIBRATION, Runtime
 from trace_jax.synthesize.calibrate import calibrate
 
-_FAULTS, _FAULT = 3, 300  # how many are told, and how many last characters of each
+_FAULTS = 3  # how many are told
 
 
 def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
@@ -44,4 +44,4 @@ def calibrated(runtime: Runtime, package: Package, split: str) -> dict[str, Any]
 def _faults(trajectories: Sequence[Trajectory]) -> list[str]:
     """What the package's own code did wrong, each once; deadlines and crashes may be the machine's."""
     errors = (t.error for t in trajectories if t.error is not None)
-    return sorted({" ".join(e["message"].split())[-_FAULT:] for e in errors if e["kind"] in ("exception", "reply", "replay")})[:_FAULTS]
+    return sorted({brief(error["message"]) for error in errors if error["kind"] in ("exception", "reply", "replay")})[:_FAULTS]

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs import EnvironmentFault, Package, write_package
+from envs.certify import brief
 from envs.probes import Action, play, recite
 from trace_jax.agents.protocol import Message, Reply, Unavailable
 from trace_jax.agents.templates import GENERAL, Templates
@@ -286,7 +287,7 @@ def _sandbox_faults(runtime: Runtime, package: Package) -> list[str]:
     try:
         tools = runtime.pool.function(package, "tools")
     except EnvironmentFault as fault:
-        return [f"environment.py does not run: {' '.join(str(fault).split())}"]
+        return [f"environment.py does not run: {brief(fault)}"]
     if faults := tool_faults(tools, runtime.tools(runtime.target)):
         return faults
     careless: list[Action] = [{"name": "no_such_tool", "arguments": {}}]
@@ -300,5 +301,5 @@ def _sandbox_faults(runtime: Runtime, package: Package) -> list[str]:
         seeds = range(CALIBRATION, CALIBRATION + _CARELESS_SEEDS)
         found = [one.fault for one in play(runtime.pool, package, seeds, recite(dict.fromkeys(seeds, [action]))) if one.fault]
         if found:
-            faults.append(f"{json.dumps(action)} ends in a fault: {' '.join(str(found[0]).split())[-_REASON:]}")
+            faults.append(f"{json.dumps(action)} ends in a fault: {brief(found[0])}")
     return faults

@@ -172,7 +172,10 @@ def test_what_only_the_sandbox_can_tell_is_told_too(begin, hire):
     runtime = begin(ONE)
     assert synthesize_all(runtime)[ONE]["status"] == "needs_attention"
     told = [one["reasons"] for one in rounds(runtime, ONE)]
-    assert '{"name": "no_such_tool", "arguments": {}} ends in a fault' in told[0][0] and "KeyError" in told[0][0]
+    assert (
+        '{"name": "no_such_tool", "arguments": {}} ends in a fault' in told[0][0]
+        and "KeyError: 'no_such_tool' (environment.py, line " in told[0][0]
+    )
     assert told[1] == ["TOOLS: 2 tools, there must be 3 to 5 of the target's"]
     assert len(told[2]) == 1 and "'cancel_order' is not equal to the target's" in told[2][0] and told[3] == told[2]
     assert told[4][0] == "this is hand-in 1 again, unchanged, which was refused" and told[4][1:] == told[0]
