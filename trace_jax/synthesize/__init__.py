@@ -1,6 +1,6 @@
 """Step 2: one certified and calibrated environment per retained capability."""
 
 from trace_jax.synthesize.command import main, require_finished, synthesize_all
-from trace_jax.synthesize.generate import NEEDS_ATTENTION, OPEN
+from trace_jax.synthesize.generation import NEEDS_ATTENTION, OPEN
 
 __all__ = ["NEEDS_ATTENTION", "OPEN", "main", "require_finished", "synthesize_all"]

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from envs import Package
+from envs import EnvironmentFault, Package
 from envs.certify import brief, certify
+from envs.probes import Action, play, recite
 from rl.trajectory import Trajectory
 from trace_jax.runtime import BASE, CALIBRATION, Runtime
 from trace_jax.synthesize.calibrate import calibrate
+from trace_jax.synthesize.handin import tool_faults
 
 _FAULTS = 3  # how many are told
+_CARELESS_SEEDS = 3
+
+
+def sandbox_faults(runtime: Runtime, package: Package) -> list[str]:
+    """What is wrong with a package that nobody has run yet: process 0 tries it for all, before any certificate.
+
+    The tools, on which the players of a certificate rely, must be the target's, and careless calls must do no harm.
+    """
+    return runtime.processes.agree(lambda: _tools(runtime, package) or _careless(runtime, package))
+
+
+def _tools(runtime: Runtime, package: Package) -> list[str]:
+    target = runtime.tools(runtime.target)
+    try:
+        return tool_faults(runtime.tools(package), target)
+    except EnvironmentFault as fault:
+        return [f"environment.py does not run: {brief(fault)}"]
+
+
+def _careless(runtime: Runtime, package: Package) -> list[str]:
+    """Calls as a model makes them: of no tool, without arguments, with others, with values of another kind."""
+    careless: list[Action] = [{"text": ""}, {"name": "no_such_tool", "arguments": {}}]
+    for tool in runtime.tools(package):
+        required = tool["function"]["parameters"].get("required", [])
+        for arguments in ({}, {"no_such_argument": 1}, dict.fromkeys(required), {key: [{"a": 1}] for key in required}):
+            careless.append({"name": tool["function"]["name"], "arguments": arguments})
+    seeds, faults = range(CALIBRATION, CALIBRATION + _CARELESS_SEEDS), []
+    for action in careless:
+        found = [one.fault for one in play(runtime.pool, package, seeds, recite(dict.fromkeys(seeds, [action]))) if one.fault]
+        faults += [f"{json.dumps(action)} ends in a fault: {brief(fault)}" for fault in found[:1]]
+    return faults
 
 
 def certified(runtime: Runtime, package: Package) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from trace_jax.diagnose.select import finished
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.runtime import Runtime, open_runtime
 from trace_jax.synthesize.admission import calibrated, certified
-from trace_jax.synthesize.generate import NEEDS_ATTENTION, OPEN, generate
+from trace_jax.synthesize.generate import generate
+from trace_jax.synthesize.generation import NEEDS_ATTENTION, OPEN
 from trace_jax.workdir import Workdir
 
 _SELECTION = "diagnosis/selected_capabilities.json"

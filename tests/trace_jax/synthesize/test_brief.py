@@ -9,8 +9,8 @@ from envs.builtin import LIBRARY, load_builtin
 from tests.trace_jax import example_run
 from trace_jax.agents.templates import Templates
 from trace_jax.diagnose.compaction import estimate_tokens
+from trace_jax.synthesize.author import domain_templates
 from trace_jax.synthesize.brief import library_example, shorten, shorten_source, write_briefs
-from trace_jax.synthesize.generate import domain_templates
 
 ONE, TWO = "structured_data_reasoning", "multi_step_task_completion"
 
