@@ -85,7 +85,7 @@ def in_turn(*replies: str | Reply) -> Callable[[dict], str | Reply]:
 class Server:
     """Attributes:
     requests: parsed bodies, in the order in which they came.
-    headers: those of the same requests.
+    headers: those of the same requests, names in lower case.
     answered: completions that were sent whole.
     most: requests that were open at once.
     """
@@ -101,7 +101,7 @@ class Server:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         asked = json.loads(await request.read())
         self.requests.append(asked)
-        self.headers.append(dict(request.headers))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self._open += 1
         self.most = max(self.most, self._open)
         try:

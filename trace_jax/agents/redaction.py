@@ -20,7 +20,7 @@ _FORMS = [
     (re.compile(r"\b([A-Za-z][\w+.-]*://)[^\s/@'\"]+@"), rf"\1{HIDDEN}@"),  # user and password of a URL
     (re.compile(r"\bBearer\s+[^\s'\",;]+", re.IGNORECASE), f"Bearer {HIDDEN}"),
     (
-        re.compile(r"((?:openai-)?(?:organization|project)|authorization|(?:x-)?api[-_]key|(?:set-)?cookie)(['\"]?\s*[:=]\s*b?['\"]?)"
+        re.compile(r"(openai[-_](?:organization|project)|authorization|(?:x-)?api[-_]key|(?:set-)?cookie)(['\"]?\s*[:=]\s*b?['\"]?)"
                    r"(?:Basic\s+)?[^\s'\",;}\])]+", re.IGNORECASE),
         rf"\1\2{HIDDEN}",
     ),
