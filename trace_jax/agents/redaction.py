@@ -46,8 +46,8 @@ def redact(text: str, *more: str) -> str:
 
 
 def without_keys(text: str) -> str:
-    """The text without the values of the environment's API keys. An answer is kept as it came but for these; what is too short for a key may
-    be a word of it."""
+    """The text without the values of the environment's API keys. An answer is kept as it came but for these; what is too short for a key
+    may be a word of it."""
     for name, value in os.environ.items():
         if name.endswith("_API_KEY") and len(value) >= _KEY_LENGTH:
             text = text.replace(value, HIDDEN)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.scripted_llm import EMPTY_BODY, Reply, cut, dropped, html, in_turn, refusal, scripted_llm, slow, status, truncated
 from tests.trace_jax.agents.asking import GOOD, KEY, SCHEMA, ask, asking, environment, make, question
-from trace_jax.agents import ask_all, usage_of
+from trace_jax.agents import ask_all, client, usage_of
 from trace_jax.agents.protocol import Unavailable, Usage
 from trace_jax.agents.record import EXCHANGES
 from trace_jax.config import Config
@@ -135,12 +135,11 @@ def test_attempts_and_concurrency_are_bounded(tmp_path):
         assert isinstance(found, Unavailable) and "status 503" in str(found) and len(server.requests) == 4
 
 
-def test_waits_grow_and_obey_the_endpoint(tmp_path):
-    with asking(tmp_path, lambda request: GOOD) as (agent, _):
-        agent._backoff = 1.0
-        for attempt, longest in enumerate((1, 2, 4, 8, 16, 32, 60, 60), 1):
-            assert longest / 2 <= agent._wait(attempt, None) <= longest
-        assert 7 <= agent._wait(1, 7.0) <= 8 and agent._wait(1, 1e9) <= 601 and agent._wait(5, 0.0) <= 1
+def test_waits_grow_and_obey_the_endpoint(monkeypatch):
+    monkeypatch.setattr(client, "BACKOFF", 1.0)
+    for attempt, longest in enumerate((1, 2, 4, 8, 16, 32, 60, 60), 1):
+        assert longest / 2 <= client._wait(attempt, None) <= longest
+    assert 7 <= client._wait(1, 7.0) <= 8 and client._wait(1, 1e9) <= 601 and client._wait(5, 0.0) <= 1
 
 
 def test_a_dead_endpoint_is_given_up_and_tried_again_next_time(tmp_path):
