@@ -121,7 +121,7 @@ def compact(trajectory: Trajectory, tokens: int, *, outcome: bool = True) -> str
     Raises:
       InputError: what must be kept does not fit.
     """
-    budget = 3 * tokens
+    budget = 3 * max(tokens, 1)
     pieces = _pieces(trajectory, budget) + _ending(trajectory, outcome, budget)
     full = [p.full for p in pieces]
     limits = [budget if p.most is None else min(budget, p.most) for p in pieces]
