@@ -183,10 +183,10 @@ class LLMAnalyst:
         for run, drawn in draws.items():
             for t in drawn:
                 asked.setdefault(t.id, (t, []))[1].append(run)
-        schema = label_schema(candidates)
+        schema, told = label_schema(candidates), "hidden" if self._blind else "shown"
         capabilities = [{"name": _line(c.name), "description": _line(c.description)} for c in candidates]
         fixed = sum(
-            estimate_tokens(m["content"]) for m in self._messages(LABELLING, capabilities=capabilities, blind=self._blind, conversation="")
+            estimate_tokens(m["content"]) for m in self._messages(LABELLING, capabilities=capabilities, outcome=told, conversation="")
         )
         room = self._tokens - fixed - estimate_tokens(json.dumps(schema))
         shorten = functools.partial(compact, tokens=room, outcome=not self._blind)
@@ -197,7 +197,7 @@ class LLMAnalyst:
         @functools.lru_cache(maxsize=256)  # more than are under way at a time, so that the runs share them
         def prepared(trajectory_id: str) -> tuple[list[Message], Reading]:
             t = asked[trajectory_id][0]
-            return self._messages(LABELLING, capabilities=capabilities, blind=self._blind, conversation=shorten(t)), Reading(t, candidates)
+            return self._messages(LABELLING, capabilities=capabilities, outcome=told, conversation=shorten(t)), Reading(t, candidates)
 
         async def ask(run: int, trajectory_id: str) -> None:
             messages, reading = prepared(trajectory_id)

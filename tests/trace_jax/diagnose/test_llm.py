@@ -236,7 +236,7 @@ def test_blind_prompts_do_not_tell_the_outcome():
 
     for blind in (True, False):
         analyst(script, blind=blind).label({1: [episode(reward=1.0)]}, [LOOK])
-    assert "[end] reward" not in seen[0] and "[check]" not in seen[0] and "You are not told" in seen[0]
+    assert "[end] reward" not in seen[0] and "[check]" not in seen[0] and "Whether the attempt passed is hidden" in seen[0]
     assert "[end] reward: 1, passed" in seen[1] and "the attempt failed, the label is PRESENT" in seen[1]
 
 
@@ -247,8 +247,8 @@ def test_blind_prompts_do_not_tell_the_outcome():
 def test_prompts_of_every_domain_render_and_hold_the_capabilities(domain):
     templates = Templates(domain)
     capabilities = [{"name": c.name, "description": c.description} for c in (LOOK, COPY)]
-    for blind in (True, False):
-        text = templates.render("capability_labelling", capabilities=capabilities, blind=blind, conversation="[0] user: hi")
+    for outcome in ("shown", "hidden"):
+        text = templates.render("capability_labelling", capabilities=capabilities, outcome=outcome, conversation="[0] user: hi")
         assert all(f"- `{c.name}`: {c.description}\n" in text for c in (LOOK, COPY))
         assert text.index(COPY.description) < text.index("[0] user: hi")
     text = templates.render("capability_merging", most=4, fixed=capabilities[:1], proposals=capabilities[1:])
