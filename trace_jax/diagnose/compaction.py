@@ -48,6 +48,14 @@ _HIDDEN = re.compile(
     "|<(?=[|\uff5c])"  # the special tokens of chat templates, which a server may take for its own
 )
 
+# A tool for commands is a write by its name. Commands that only look are told from the others, in doubt they are none of them.
+_LOOKS = re.compile(
+    r"\s*(cd|echo|ls|cat|head|tail|[ef]?grep|rg|find|sed -n|nl|wc|sort|uniq|cut|tree|pwd|file|stat|which|git (log|show|diff|status|grep|blame))\b"
+    r"(?!.*\s-(delete|exec|execdir|ok|i|-output)\b)|\s*$"
+)
+_BETWEEN_COMMANDS = re.compile(r"&&|\|\||[;|\n]")
+_TO_NOWHERE = re.compile(r"2>\s*(&1|/dev/null)")
+
 
 class _Tier(enum.Enum):
     """What gives way first."""
@@ -173,7 +181,8 @@ def _pieces(trajectory: Trajectory, budget: int) -> list[_Piece]:
     first = next((i for i, m in enumerate(messages) if m["role"] == "user"), 0)
 
     def keeps(call: Call) -> bool:
-        return call.error or (kinds.get(call.name) or read_or_write(call.name)) == "write"
+        kind = kinds.get(call.name) or read_or_write(call.name)
+        return call.error or (kind == "write" and not _only_looks(call.arguments.get("command")))
 
     pieces = []
     for index, message in enumerate(messages):
@@ -202,6 +211,14 @@ def _answered(messages: Sequence[Mapping[str, Any]], calls: Mapping[int, Sequenc
             if which < len(mine):
                 found[result] = mine[which]
     return found
+
+
+def _only_looks(command: Any) -> bool:
+    """Whether a command of a shell, or of an editor that is told what to do, changes no file."""
+    if not isinstance(command, str):
+        return False
+    parts = _BETWEEN_COMMANDS.split(_TO_NOWHERE.sub("", command))
+    return command == "view" or (not set(">`$&") & set("".join(parts)) and all(_LOOKS.match(part) for part in parts))
 
 
 def _ending(trajectory: Trajectory, outcome: bool, budget: int) -> list[_Piece]:

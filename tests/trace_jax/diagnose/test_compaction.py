@@ -166,3 +166,27 @@ def test_huge_outputs_and_hundreds_of_messages_take_milliseconds():
 def test_content_that_is_no_text_is_written_as_json():
     t = trajectory({"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "assistant", "content": None})
     assert f"[2] user: {json.dumps(t.messages[2]['content'])}\n[3] agent:\n" in compact(t, 1000)
+
+
+@pytest.mark.parametrize(
+    "command, looks",
+    [
+        ("cd /testbed && grep -rn 'name' src/ | head -20", True),
+        ("sed -n '1,80p' a.py; ls -la 2>/dev/null", True),
+        ("git diff HEAD~1 -- a.py", True),
+        ("view", True),
+        ("cat > a.py << 'EOF'\nx = 1\nEOF", False),
+        ("sed -i 's/a/b/' a.py", False),
+        ("sed -n 's/a/b/w out' a.py -i", False),
+        ("find . -name '*.pyc' -delete", False),
+        ("ls $(rm a.py)", False),
+        ("cat a.py | tee b.py", False),
+        ("python -m pytest", False),
+        ("git checkout a.py", False),
+        ("str_replace", False),
+    ],
+)
+def test_commands_that_only_look_give_way_before_those_that_change_files(command, looks):
+    turns = [m for _ in range(5) for m in (call("bash", command=command), result("output of it\n" * 200))]
+    text = compact(trajectory(*turns, *END), 600)
+    assert ("[3] tool result: ... 2,600 characters left out ..." in text) == looks
