@@ -50,8 +50,8 @@ _HIDDEN = re.compile(
 
 # A tool for commands is a write by its name. Commands that only look are told from the others, in doubt they are none of them.
 _LOOKS = re.compile(
-    r"\s*(cd|echo|ls|cat|head|tail|[ef]?grep|rg|find|sed -n|nl|wc|sort|uniq|cut|tree|pwd|file|stat|which|git (log|show|diff|status|grep|blame))\b"
-    r"(?!.*\s-(delete|exec|execdir|ok|i|-output)\b)|\s*$"
+    r"\s*(cd|echo|ls|cat|head|tail|[ef]?grep|rg|find|sed -n|nl|wc|sort|uniq|cut|tree|pwd|file|stat|which"
+    r"|git (log|show|diff|status|grep|blame))\b(?!.*\s-(delete|exec|execdir|ok|i|-output)\b)|\s*$"
 )
 _BETWEEN_COMMANDS = re.compile(r"&&|\|\||[;|\n]")
 _TO_NOWHERE = re.compile(r"2>\s*(&1|/dev/null)")

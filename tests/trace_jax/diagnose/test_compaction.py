@@ -188,5 +188,5 @@ def test_content_that_is_no_text_is_written_as_json():
 )
 def test_commands_that_only_look_give_way_before_those_that_change_files(command, looks):
     turns = [m for _ in range(5) for m in (call("bash", command=command), result("output of it\n" * 200))]
-    text = compact(trajectory(*turns, *END), 600)
-    assert ("[3] tool result: ... 2,600 characters left out ..." in text) == looks
+    text = compact(trajectory(*turns, *END), 400)
+    assert ("] tool result: ... 2,600 characters left out ...\n" in text) == looks
