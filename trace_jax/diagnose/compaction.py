@@ -28,14 +28,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.trajectory import Trajectory
+from trace_jax.agents.budget import estimate_tokens
 from trace_jax.diagnose.calls import Call, agent_calls, read_or_write
 from trace_jax.diagnose.evidence import expected_actions
 from trace_jax.errors import InputError
 
+__all__ = ["compact", "content", "escape", "estimate_tokens", "spoken"]
+
 _LAST = 4  # messages at the end that are kept: usually the last call, its result, what the agent says of it and the answer
 _SHORT = 300  # thirds of a token: to this a text that is not kept is shortened before it becomes a stub
-_SHORTEST = 100  # to this one that is kept
-_STUB = 48  # "... 1,234,567,890 characters left out ...", with the ends of the lines around it
+_SHORTEST = 120  # to this one that is kept
+_STUB = 68  # "... 1,234,567,890 characters left out ...", with the ends of the lines around it
 _CHECK = 600  # most of what a grader compared
 _NAME = 100  # most characters of a tool's name, a role's, a check's
 
@@ -97,11 +100,6 @@ class _Piece:
         return self.before + head.replace("\n", "\n| ") + middle + tail.replace("\n", "\n| ") + self.after
 
 
-def estimate_tokens(text: str) -> int:
-    """How many tokens a text has at most, by experience: three characters each, and one for a character beyond ASCII."""
-    return -(-(len(text) + 2 * _beyond_ascii(text)) // 3)
-
-
 def escape(text: str) -> str:
     """The text with its control characters and invisible ones written out, and without special tokens of chat templates."""
     return _HIDDEN.sub(_written_out, text.replace("\r\n", "\n"))
@@ -129,7 +127,7 @@ def compact(trajectory: Trajectory, tokens: int, *, outcome: bool = True) -> str
     Raises:
       InputError: what must be kept does not fit.
     """
-    budget = 3 * max(tokens, 1)
+    budget = max(3 * tokens - 1, 1)  # in thirds; the estimate of the whole text rounds up
     pieces = _pieces(trajectory, budget) + _ending(trajectory, outcome, budget)
     full = [p.full for p in pieces]
     limits = [budget if p.most is None else min(budget, p.most) for p in pieces]
@@ -242,12 +240,9 @@ def _ending(trajectory: Trajectory, outcome: bool, budget: int) -> list[_Piece]:
 
 
 def _thirds(text: str) -> int:
-    """Thirds of a token that a text takes with its lines marked."""
-    return len(text) + 2 * _beyond_ascii(text) + 2 * text.count("\n")
-
-
-def _beyond_ascii(text: str) -> int:
-    return 0 if text.isascii() else len(text) - len(text.encode("ascii", "ignore"))
+    """Thirds of a token that a text takes with its lines marked; a digit or another character than ASCII has three."""
+    beyond_ascii = 0 if text.isascii() else len(text) - len(text.encode("ascii", "ignore"))
+    return len(text) + 2 * (beyond_ascii + sum(map(text.count, "0123456789")) + text.count("\n"))
 
 
 def _fitting(text: str, limit: int) -> int:

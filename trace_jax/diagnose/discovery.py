@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from rl.trajectory import Trajectory
+from trace_jax.agents.budget import estimate_tokens
 from trace_jax.agents.protocol import Schema
-from trace_jax.diagnose.compaction import compact, estimate_tokens
+from trace_jax.diagnose.compaction import compact
 from trace_jax.diagnose.evidence import Candidate
 from trace_jax.diagnose.labelling import clipped, object_schema, shown
 from trace_jax.errors import InputError

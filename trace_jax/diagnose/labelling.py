@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rl.trajectory import Trajectory
+from trace_jax.agents.answers import AnswerError, find_json
 from trace_jax.agents.protocol import Reply, Schema
 from trace_jax.diagnose.compaction import content, escape, spoken
 from trace_jax.diagnose.evidence import GAP, LABELS, NA, Candidate, Label
@@ -53,7 +54,7 @@ class Reading:
 
     def labels(self, reply: Reply) -> list[Label]:
         """A label for each capability: those of the answer that hold, and for the others a gap that says why."""
-        answer = reply.parsed if reply.parsed is not None else json_object(reply.text)
+        answer = answer_of(reply)
         answer = answer if isinstance(answer, dict) else {}
         useless = reply.faults if not any(name in answer for name in self._names) else ()
         labels = []
@@ -112,11 +113,11 @@ class Reading:
         return any(q in text for q in quoted for text in self._said(index))
 
 
-def json_object(text: str) -> Any:
-    """The JSON object in a text, None where there is none: of an answer that does not fit its schema, the parts that do can still count."""
+def answer_of(reply: Reply) -> Any:
+    """The value of an answer, or of one that does not fit its schema: the parts that do can still count. None where there is no JSON."""
     try:
-        return json.loads(text[text.index("{") : text.rindex("}") + 1])
-    except (ValueError, RecursionError):
+        return reply.parsed if reply.parsed is not None else find_json(reply.text, dict)
+    except AnswerError:
         return None
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl.trajectory import Trajectory
+from trace_jax.agents.budget import estimate_tokens
 from trace_jax.agents.protocol import Message, Reply, Unavailable
 from trace_jax.agents.templates import Templates
-from trace_jax.diagnose.compaction import compact, estimate_tokens
+from trace_jax.diagnose.compaction import compact
 from trace_jax.diagnose.diagnosis import MAX_CANDIDATES
 from trace_jax.diagnose.discovery import (
     MERGING_SCHEMA,
@@ -28,7 +29,7 @@ from trace_jax.diagnose.discovery import (
     read_proposals,
 )
 from trace_jax.diagnose.evidence import Candidate, Label
-from trace_jax.diagnose.labelling import Reading, clipped, json_object, label_schema
+from trace_jax.diagnose.labelling import Reading, answer_of, clipped, label_schema
 from trace_jax.errors import Unfinished
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class LLMAnalyst:
             reply = await self._agent.complete(
                 messages, PROPOSAL_SCHEMA, check=lambda answer: read_proposals(answer, ids, MAX_CANDIDATES)[1]
             )
-            proposals, faults = read_proposals(_answer(reply), ids, MAX_CANDIDATES)
+            proposals, faults = read_proposals(answer_of(reply), ids, MAX_CANDIDATES)
             read[n] = proposals, list(reply.faults if reply.parsed is None else faults)
 
         self._questions("discovery", [functools.partial(ask, n) for n in range(len(batches))])
@@ -161,7 +162,7 @@ class LLMAnalyst:
             )
 
         (reply,) = self._questions("merging", [ask])
-        merged, dropped, faults = read_merging(_answer(reply), alike, self._known, room)
+        merged, dropped, faults = read_merging(answer_of(reply), alike, self._known, room)
         faults = list(reply.faults) if reply.parsed is None else faults
         if not faults:
             return merged, dropped + left_out, "by the LLM"
@@ -264,7 +265,3 @@ class LLMAnalyst:
 
 def _line(text: str) -> str:
     return clipped(text, _LONGEST)
-
-
-def _answer(reply: Reply) -> Any:
-    return json_object(reply.text) if reply.parsed is None else reply.parsed

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.trajectory import Trajectory
+from trace_jax.agents.budget import estimate_tokens
 from trace_jax.benchmarks.tau2 import read_result_file
-from trace_jax.diagnose.compaction import compact, escape, estimate_tokens, spoken
+from trace_jax.diagnose.compaction import compact, escape, spoken
 from trace_jax.errors import InputError
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "tau2"
@@ -82,10 +83,10 @@ def test_long_reads_give_way_before_other_text_and_that_before_what_changes_stat
     assert "[3] tool result: order order" in first and "characters left out" in first and "word " * 200 in first
     second = compact(t, 400)
     assert "[3] tool result: ... 12,000 characters left out ...\n" in second and "[6] agent: word" in second and "word " * 200 not in second
-    third = compact(t, 260)
+    third = compact(t, 300)
     assert "[6] agent: ... 1,000 characters left out ...\n" in third
     assert all(text in compacted for compacted in (first, second, third) for text in kept)
-    fourth = compact(t, 220)
+    fourth = compact(t, 250)
     assert "[5] tool result: cancelled" in fourth and kept[0] in fourth and kept[1] not in fourth
 
 
@@ -188,5 +189,5 @@ def test_content_that_is_no_text_is_written_as_json():
 )
 def test_commands_that_only_look_give_way_before_those_that_change_files(command, looks):
     turns = [m for _ in range(5) for m in (call("bash", command=command), result("output of it\n" * 200))]
-    text = compact(trajectory(*turns, *END), 400)
+    text = compact(trajectory(*turns, *END), 450)
     assert ("] tool result: ... 2,600 characters left out ...\n" in text) == looks
