@@ -38,7 +38,7 @@ __all__ = ["compact", "content", "escape", "estimate_tokens", "spoken"]
 _LAST = 4  # messages at the end that are kept: usually the last call, its result, what the agent says of it and the answer
 _SHORT = 300  # thirds of a token: to this a text that is not kept is shortened before it becomes a stub
 _SHORTEST = 120  # to this one that is kept
-_STUB = 68  # "... 1,234,567,890 characters left out ...", with the ends of the lines around it
+_BREAKS = 4  # of the lines around what says how much was left out
 _CHECK = 600  # most of what a grader compared
 _NAME = 100  # most characters of a tool's name, a role's, a check's
 
@@ -75,6 +75,7 @@ class _Piece:
     Attributes:
       text: escaped, its lines not yet marked.
       cut: characters that are missing in its middle already, since no budget has room for them.
+      most: thirds of a token that are shown at most, whatever the budget.
     """
 
     before: str
@@ -86,17 +87,23 @@ class _Piece:
 
     @property
     def full(self) -> int:
+        """Thirds of a token that the whole text takes."""
         return _thirds(self.text) + self.cut
+
+    @property
+    def stub(self) -> int:
+        """Thirds of a token that are left of a text that is not shown."""
+        return _thirds(_left_out(len(self.text) + self.cut))
 
     def show(self, limit: int) -> str:
         """The piece with at most `limit` thirds of a token of text, or as a stub."""
-        if self.full <= max(limit, _STUB):
+        if self.full <= max(limit, self.stub):
             return self.before + self.text.replace("\n", "\n| ") + self.after
-        room = limit - _STUB if limit >= _SHORTEST else 0
+        room = limit - self.stub - _BREAKS if limit >= _SHORTEST else 0
         head = self.text[: _fitting(self.text, room * 3 // 5)]
         tail = self.text[len(self.text) - _fitting(self.text[::-1], room * 2 // 5) :] if room else ""
-        left = f"... {len(self.text) - len(head) - len(tail) + self.cut:,} characters left out ..."
-        middle = "\n| ".join((f"\n{left}", "")) if room else left
+        left = _left_out(len(self.text) - len(head) - len(tail) + self.cut)
+        middle = f"\n{left}\n| " if room else left
         return self.before + head.replace("\n", "\n| ") + middle + tail.replace("\n", "\n| ") + self.after
 
 
@@ -129,14 +136,14 @@ def compact(trajectory: Trajectory, tokens: int, *, outcome: bool = True) -> str
     """
     budget = max(3 * tokens - 1, 1)  # in thirds; the estimate of the whole text rounds up
     pieces = _pieces(trajectory, budget) + _ending(trajectory, outcome, budget)
-    full = [p.full for p in pieces]
+    full, stub = [p.full for p in pieces], [p.stub for p in pieces]
     limits = [budget if p.most is None else min(budget, p.most) for p in pieces]
     room = budget - sum(_thirds(p.before) + _thirds(p.after) + 1 for p in pieces)
 
     def total(tier: _Tier | None = None, level: int = 0) -> int:
         """Upper bound of what the texts take when those of `tier` are shortened to `level`."""
         shown = (min(limit, level) if p.tier is tier else limit for p, limit in zip(pieces, limits, strict=True))
-        return sum(min(f, max(limit, _STUB)) for f, limit in zip(full, shown, strict=True))
+        return sum(min(f, max(limit, s)) for f, limit, s in zip(full, shown, stub, strict=True))
 
     def shorten(tier: _Tier, least: int) -> None:
         level = least + max(0, bisect.bisect_right(range(least, budget + 1), room, key=lambda x: total(tier, x)) - 1)
@@ -147,7 +154,7 @@ def compact(trajectory: Trajectory, tokens: int, *, outcome: bool = True) -> str
         excess = total() - room
         for n in sorted((n for n, p in enumerate(pieces) if p.tier is tier), key=lambda n: (-full[n], abs(2 * n - len(pieces)), n)):
             if excess > 0:
-                excess -= max(0, min(full[n], limits[n]) - _STUB)
+                excess -= max(0, min(full[n], limits[n]) - stub[n])
                 limits[n] = 0
 
     for step in (
@@ -243,6 +250,10 @@ def _thirds(text: str) -> int:
     """Thirds of a token that a text takes with its lines marked; a digit or another character than ASCII has three."""
     beyond_ascii = 0 if text.isascii() else len(text) - len(text.encode("ascii", "ignore"))
     return len(text) + 2 * (beyond_ascii + sum(map(text.count, "0123456789")) + text.count("\n"))
+
+
+def _left_out(characters: int) -> str:
+    return f"... {characters:,} characters left out ..."
 
 
 def _fitting(text: str, limit: int) -> int:

@@ -86,7 +86,7 @@ def test_long_reads_give_way_before_other_text_and_that_before_what_changes_stat
     third = compact(t, 300)
     assert "[6] agent: ... 1,000 characters left out ...\n" in third
     assert all(text in compacted for compacted in (first, second, third) for text in kept)
-    fourth = compact(t, 250)
+    fourth = compact(t, 220)
     assert "[5] tool result: cancelled" in fourth and kept[0] in fourth and kept[1] not in fourth
 
 
