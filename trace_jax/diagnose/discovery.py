@@ -140,8 +140,9 @@ def read_proposals(answer: Any, ids: Collection[str], most: int) -> tuple[list[P
         if not wrong:
             examples = entry.get("examples")
             examples = [e for e in examples if isinstance(e, dict)] if isinstance(examples, list) else []
-            known = [(e["trajectory"], clipped(str(e.get("note") or ""), 500)) for e in examples if e.get("trajectory") in ids]
-            unknown = [e.get("trajectory") for e in examples if e.get("trajectory") not in ids]
+            shows = [(e.get("trajectory"), clipped(str(e.get("note") or ""), 500)) for e in examples]
+            known = [(t, note) for t, note in shows if isinstance(t, str) and t in ids]
+            unknown = [t for t, note in shows if (t, note) not in known]
             wrong = [f"{where}.examples: there is no conversation {shown(unknown[0])}; give ids that were shown"] if unknown else []
             wrong += [] if known else [f"{where}.examples: needs at least one conversation that shows it lacking"]
             if known:
