@@ -34,7 +34,7 @@ def make_agent(config: Config, workdir: Workdir, stage: str, templates: Template
       templates: have the prompt of repairs.
 
     Raises:
-      InputError: a package, key, model, command or file is missing, or a limit of cost has no prices.
+      InputError: a package, key, model, command or file is missing.
     """
     settings = config.agents
     for name in ("jsonschema", *(["openai"] if settings.backend in ("openai", "served") else [])):
@@ -66,11 +66,7 @@ def _backend(settings: AgentsSection, stage: str) -> Backend:
 
 
 def _check_prices(settings: AgentsSection) -> None:
-    """A limit of cost can only be kept when it is known beforehand what a question may cost."""
+    """One price without the other would give a wrong bill."""
     missing = [name for name in ("price_input", "price_output") if getattr(settings, name) is None]
     if len(missing) == 1:
         raise InputError(f"config field 'agents.{missing[0]}': missing, the other price is given; give both, 0 where nothing is paid")
-    if missing and settings.max_cost is not None and settings.backend != "replay":
-        raise InputError(
-            "config field 'agents.max_cost': needs agents.price_input and agents.price_output, US dollars for a million tokens"
-        )

@@ -36,10 +36,10 @@ def find_json(text: str, kind: type | tuple[type, ...] = (dict, list)) -> Any:
       AnswerError: there is none, or more than one.
     """
     text = _THOUGHTS.sub("", text, count=1).strip()
-    if not text:
-        raise AnswerError("it is empty")
     if fence := _FENCE.match(text):
         text = fence[1].strip()
+    if not text:
+        raise AnswerError("it is empty")
     try:
         return _decode(text)
     except ValueError as error:

@@ -42,6 +42,7 @@ class Budget:
         self._settings = settings
         self.tokens, self.dollars = 0, 0.0
         self._reserved_tokens, self._reserved_dollars, self._in_flight = 0, 0.0, 0
+        self._dearest = 0.0  # US dollars of one answer
         self._excess = 0  # tokens by which a question exceeded what was reserved: a coding agent adds a prompt of its own
         self._waiting: list[asyncio.Future[None]] = []
         for exchange in exchanges:
@@ -56,7 +57,9 @@ class Budget:
         """Counts an answer; `reserved` is what was thought of it."""
         tokens = exchange.input_tokens + exchange.output_tokens
         self.tokens += tokens
-        self.dollars += exchange.cost if exchange.cost is not None else self.price(exchange.input_tokens, exchange.output_tokens) or 0.0
+        dollars = exchange.cost if exchange.cost is not None else self.price(exchange.input_tokens, exchange.output_tokens) or 0.0
+        self.dollars += dollars
+        self._dearest = max(self._dearest, dollars)
         self._excess = max(self._excess, tokens - reserved if reserved is not None else 0)
 
     @contextlib.asynccontextmanager
@@ -67,8 +70,8 @@ class Budget:
           Unfinished: it does not fit, and nothing that is in flight can change that.
         """
         input_tokens += self._excess
-        tokens, dollars = input_tokens + output_tokens, self.price(input_tokens, output_tokens) or 0.0
-        while fault := self._fault(tokens, dollars):
+        tokens = input_tokens + output_tokens
+        while fault := self._fault(tokens, dollars := self._dollars(input_tokens, output_tokens)):
             if not self._in_flight:
                 raise Unfinished(fault)
             self._waiting.append(asyncio.get_running_loop().create_future())
@@ -82,6 +85,13 @@ class Budget:
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
+
+    def _dollars(self, input_tokens: int, output_tokens: int) -> float:
+        """What a question may cost. Where only the backend knows prices: twice the dearest answer so far; the first has all to itself."""
+        price = self.price(input_tokens, output_tokens)
+        if price is not None or self._settings.max_cost is None:
+            return price or 0.0
+        return 2 * self._dearest or self._settings.max_cost - self.dollars
 
     def _hold(self, tokens: int, dollars: float, count: int) -> None:
         self._in_flight += count

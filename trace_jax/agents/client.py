@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 REPAIRS = 2  # turns in which an author may mend its answer
 _LONGEST_WAIT = 60.0  # seconds between two attempts, unless the backend asks for more
 _LONGEST_OBEYED = 600.0  # seconds that a backend may ask for
-_PATIENCE = 8, 3  # questions in a row without an answer, at least, and times the concurrency, after which no more are sent
+_PATIENCE = 8, 3  # failures in a row, at least, and times the concurrency, after which nothing is sent any more
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class _Session:
     Attributes:
       record, budget: as the workdir has them when the session begins; no other client may ask in the same workdir meanwhile.
       flying: the exchanges that are under way, by key.
-      failures: questions in a row that had no answer, the last of them for this `reason`.
+      failures: questions that had no answer, and attempts that hit the deadline, since the last answer; the last of them for `reason`.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -154,22 +154,23 @@ class Client:
         Raises:
           Unavailable: there is none, or so many before had none that this one is not sent.
         """
-        least, times = _PATIENCE
+        failure = None
         for attempt in range(self.settings.attempts):
-            if session.failures >= max(least, times * self.settings.concurrency):
-                raise Unavailable(f"not asked: {session.failures} questions in a row had no answer, the last: {session.reason}")
+            if attempt:
+                await asyncio.sleep(self._wait(attempt, failure.retry_after))
+            if session.failures >= max(_PATIENCE[0], _PATIENCE[1] * self.settings.concurrency):
+                raise failure or Unavailable(f"not asked: no answer {session.failures} times in a row, the last: {session.reason}")
             try:
                 async with asyncio.timeout(self.settings.deadline):
                     answer = await self.backend.ask(messages, schema, sample)
             except TimeoutError:
                 failure = Unavailable(f"no answer within {self.settings.deadline:g} s (config field 'agents.deadline')")
+                session.failures, session.reason = session.failures + 1, str(failure)
             except Unavailable as error:
                 failure = error
             else:
                 session.failures = 0
                 return answer
-            if attempt + 1 < self.settings.attempts:
-                await asyncio.sleep(self._wait(attempt, failure.retry_after))
         session.failures, session.reason = session.failures + 1, str(failure)
         raise failure
 
@@ -179,10 +180,10 @@ class Client:
             self.usage += dataclasses.replace(exchange.usage, earlier=int(earlier))
 
     def _wait(self, attempt: int, retry_after: float | None) -> float:
-        """Seconds; their random part keeps those apart who failed together."""
+        """Seconds before an attempt, 1 the second one; their random part keeps those apart who failed together."""
         if retry_after is not None:
             return min(max(retry_after, 0.0), _LONGEST_OBEYED) + random.uniform(0, self._backoff)
-        return min(self._backoff * 2**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)
+        return min(self._backoff * 2 ** (attempt - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)
 
 
 def _judge(exchange: Exchange, schema: Schema | None, check: Check | None) -> tuple[object, list[str]]:

@@ -132,7 +132,8 @@ class Endpoint:
         headers = error.response.headers
         named = [headers.get(name) or "" for name in ("openai-organization", "openai-project")]
         text = shorten(redact(str(said or "without a word"), *named, self._key if len(self._key) > 5 else ""))
-        return f"agents.backend={self.name}: status {error.status_code}: {text}{_FIXES.get(error.status_code, '')}"
+        fix = "; lower config field 'agents.prompt_tokens'" if "context" in text and error.status_code in (400, 413, 422) else ""
+        return f"agents.backend={self.name}: status {error.status_code}: {text}{_FIXES.get(error.status_code, fix)}"
 
 
 def openai_endpoint(settings: AgentsSection) -> Endpoint:
@@ -154,15 +155,9 @@ def openai_endpoint(settings: AgentsSection) -> Endpoint:
 
 
 def served_endpoint(settings: AgentsSection) -> Endpoint:
-    """A server of `trace-jax serve`, which has no keys and samples text alone.
-
-    Raises:
-      InputError: an address that is none.
-    """
-    parts = urllib.parse.urlsplit(settings.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise InputError("config field 'agents.url': give an address such as http://127.0.0.1:8000, without user and password")
-    return Endpoint("served", settings.model or "trace-jax", settings.url.rstrip("/") + "/v1", "none", settings, structured=False)
+    """A server of `trace-jax serve`, which has no keys and samples text alone."""
+    url = (settings.url or "http://127.0.0.1:8000").rstrip("/") + "/v1"
+    return Endpoint("served", settings.model or "trace-jax", url, "none", settings, structured=False)
 
 
 def _usage(found: Any) -> Usage | None:

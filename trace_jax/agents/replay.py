@@ -22,8 +22,6 @@ class Replay:
     name = "replay"
 
     def __init__(self, settings: AgentsSection, stage: str):
-        if not settings.recorded:
-            raise InputError("config field 'agents.recorded': missing; agents.backend=replay needs the exchanges.jsonl of another run")
         self._path = pathlib.Path(settings.recorded).expanduser()
         self._parameters, self._stage = settings.parameters, stage
         exchanges = parse_exchanges(_read_lines(self._path), self._path)

@@ -30,6 +30,7 @@ def test_json_is_found_bare_in_a_fence_and_in_prose(text):
     [
         ("", "empty"),
         ("<think>hm</think>", "empty"),
+        ("```json\n\n```", "empty"),
         ("I would rather not.", "no JSON"),
         ("See {this}.", "no JSON"),
         (TEXT[:-9], "not valid JSON"),

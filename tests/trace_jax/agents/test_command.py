@@ -15,7 +15,7 @@ from trace_jax.agents.command import one_text
 from trace_jax.agents.protocol import Unavailable, Usage
 from trace_jax.agents.record import EXCHANGES
 from trace_jax.config import Config
-from trace_jax.errors import InputError
+from trace_jax.errors import InputError, Unfinished
 from trace_jax.workdir import Workdir
 
 
@@ -49,7 +49,7 @@ def plays(tmp_path, monkeypatch):
 
 
 CLAUDE = """
-    log({"words": words, "prompt": prompt, "limit": os.environ["CLAUDE_CODE_MAX_OUTPUT_TOKENS"], 
+    log({"words": words, "prompt": prompt, "limit": os.environ["CLAUDE_CODE_MAX_OUTPUT_TOKENS"],
          "files": os.listdir(), "folder": os.getcwd()})
     usage = {"input_tokens": 3, "cache_creation_input_tokens": 1000, "cache_read_input_tokens": 20, "output_tokens": 7}
     result = {"type": "result", "subtype": "success", "is_error": False, "result": "done", "usage": usage, "total_cost_usd": 0.125}
@@ -73,6 +73,14 @@ def test_claude_answers_with_its_own_count_of_tokens_and_money(plays, workdir):
     assert "Be brief." in call["prompt"] and "How is it?" in call["prompt"]
     assert ask(agent, schema=None)[0].text == "done"
     assert "--json-schema" not in plays.log()[1]["words"]
+
+
+def test_the_price_of_claude_is_learned_and_its_limit_kept(plays, workdir):
+    plays("claude", CLAUDE)
+    agent = make(workdir, backend="claude", max_cost=1.0, concurrency=3)
+    with pytest.raises(Unfinished, match=r"'agents.max_cost': \$0.8750 of \$1.0000 are spent, and the next question may cost \$0.2500"):
+        ask(agent, *"abcdefghijkl")
+    assert agent.usage.cost == 0.875
 
 
 @pytest.mark.parametrize(
@@ -170,8 +178,6 @@ def alive(pid):
 @pytest.mark.parametrize(
     "fields, said",
     [
-        ({"backend": "command"}, "'agents.command': missing"),
-        ({"backend": "command", "command": "'"}, "'agents.command': No closing quotation"),
         ({"backend": "command", "command": "no-such-program x"}, "'agents.command': no command 'no-such-program'"),
         ({"backend": "claude"}, "'agents.backend': no command 'claude'"),
         ({"backend": "codex"}, "'agents.backend': no command 'codex'"),

@@ -34,8 +34,6 @@ def workdir(tmp_path, monkeypatch):
         ({"OPENAI_API_KEY": KEY}, {"model": ""}, "'agents.model': missing, and so is the environment variable OPENAI_MODEL"),
         ({"OPENAI_API_KEY": KEY}, {"parameters": {"max_tokens": 5}}, "'agents.parameters': 'max_tokens' .* agents.answer_tokens"),
         ({"OPENAI_API_KEY": KEY}, {"parameters": {"stream": True}}, "'agents.parameters': 'stream'"),
-        ({}, {"backend": "served", "url": "http://me:pw@host:1"}, "'agents.url'"),
-        ({}, {"backend": "served", "url": "localhost:8000"}, "'agents.url'"),
     ],
 )
 def test_what_is_missing_is_said_at_once(workdir, monkeypatch, environment, fields, said):
