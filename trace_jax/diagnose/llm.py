@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl.trajectory import Trajectory
+from trace_jax.agents import ask_all
 from trace_jax.agents.budget import estimate_tokens
 from trace_jax.agents.protocol import Message, Reply, Unavailable
 from trace_jax.agents.templates import Templates
@@ -55,7 +56,6 @@ class LLMAnalyst:
       write: receives `diagnosis/discovery.json`, what was proposed, merged and dropped, and `diagnosis/missing.json`, pairs that have no
         answer.
       progress: told what is being asked, how many questions are done, and of how many.
-      ask_all: puts many questions; None is that of trace_jax.agents.
     """
 
     name = "llm"
@@ -72,13 +72,12 @@ class LLMAnalyst:
         known: Sequence[Candidate] = (),
         write: Callable[[str, bytes], None] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
-        ask_all: Callable[..., list[Any]] | None = None,
     ):
         self._agent, self._templates, self._seed = agent, templates, seed
         self._tokens, self._batch, self._batches, self._blind = agents.prompt_tokens, diagnosis.batch, diagnosis.batches, diagnosis.blind
         # whom the rules can never find LACKING, an LLM can
         self._known = [dataclasses.replace(c, outcome_bound=False) for c in known][:MAX_CANDIDATES]
-        self._write, self._progress, self._ask_all = write, progress, ask_all
+        self._write, self._progress = write, progress
         self.record: dict[str, Any] = {
             "backend": agent.backend.name,
             "model": agent.backend.model,
@@ -228,9 +227,6 @@ class LLMAnalyst:
         Raises:
           Unfinished: some have no answer; all were asked.
         """
-        ask_all = self._ask_all
-        if ask_all is None:
-            from trace_jax.agents import ask_all
         progress = None if self._progress is None else functools.partial(self._told, what, len(questions))
         results = ask_all(self._agent, questions, progress)
         failed = [result for result in results if isinstance(result, Unavailable)]

@@ -1,6 +1,5 @@
 """The LLM analyst against a scripted agent: what it asks, what of an answer counts, what is a gap, and what is said of what is missing."""
 
-import asyncio
 import json
 import pathlib
 import re
@@ -29,6 +28,8 @@ class Agent:
 
     backend = types.SimpleNamespace(name="scripted", model="m")
 
+    settings = AgentsSection()
+
     def __init__(self, script):
         self.script, self.asked, self.shown = script, [], []
 
@@ -45,24 +46,14 @@ class Agent:
             self.shown.append(faults)
         return Reply(answer if parsed is None else json.dumps(answer), parsed, tuple(faults), "", Usage())
 
-
-def ask_all(agent, questions, progress=None):
-    async def one(question):
-        try:
-            return await question()
-        except Unavailable as error:
-            return error
-
-    async def everything():
-        return [await one(question) for question in questions]
-
-    return asyncio.run(everything())
+    async def close(self):
+        pass
 
 
-def analyst(script, domain="general", known=(), write=None, tokens=8000, **diagnosis):
+def analyst(script, domain="general", known=(), write=None, progress=None, tokens=8000, **diagnosis):
     agents, settings = AgentsSection(prompt_tokens=tokens), DiagnosisSection(**diagnosis)
     agent = script if isinstance(script, Agent) else Agent(script)
-    return LLMAnalyst(agent, Templates(domain), agents, settings, known=known, write=write, ask_all=ask_all)
+    return LLMAnalyst(agent, Templates(domain), agents, settings, known=known, write=write, progress=progress)
 
 
 def episode(name="t#0", reward=0.0, text="Please wait a moment, I look.", more=()):
@@ -171,9 +162,10 @@ def test_runs_are_samples_of_their_own_and_of_each_other_independent():
     def script(prompt, sample):
         return {LOOK.name: entry() if sample % 2 else NOTHING}
 
-    agent = Agent(script)
+    agent, told = Agent(script), []
     draws = {run: [episode("a#0"), episode("b#0", text="Please wait a moment.")] for run in range(1, 11)}
-    labels = analyst(agent).label(draws, [LOOK])
+    labels = analyst(agent, progress=lambda *progress: told.append(progress)).label(draws, [LOOK])
+    assert told == [("labelling", n, 20) for n in range(1, 21)]
     assert {run: [x.value for x in found] for run, found in labels.items()} == {r: [LACKING if r % 2 else NA] * 2 for r in range(1, 11)}
     assert sorted(sample for _, _, sample in agent.asked) == sorted([*range(1, 11)] * 2)
     prompts = [messages for messages, _, _ in agent.asked]
@@ -376,6 +368,7 @@ def test_proposals_that_cannot_be_used_are_refused_with_the_reason():
         proposal("good_one"),
         proposal("no_such", "zz#9"),
         {**proposal("no_words"), "description": ""},
+        proposal("odd_example", []),
     ]
     subject = analyst(lambda prompt, sample: {"capabilities": bad})
     assert [c.name for c in subject.discover(trajectories(2))] == ["good_one"]
@@ -386,6 +379,8 @@ def test_proposals_that_cannot_be_used_are_refused_with_the_reason():
         "capabilities[4].examples: there is no conversation 'zz#9'",
         "capabilities[4].examples: needs at least one conversation that shows it lacking",
         "capabilities[5].description: must be 2 to 3 sentences",
+        "capabilities[6].examples: there is no conversation '[]'",
+        "capabilities[6].examples: needs at least one conversation that shows it lacking",
     ]
     assert "base" in RESERVED and subject.record["discovery"]["merging"] == "not needed"
 
