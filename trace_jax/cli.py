@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from trace_jax import config as configs
+from trace_jax.agents.redaction import redact
 from trace_jax.config import ROOT, Config
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.fields import fields, nearest, type_name
@@ -412,5 +413,5 @@ def _log_traceback(workdir: Workdir | None, argv: list[str]) -> pathlib.Path:
     path = (workdir.root if workdir else pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-"))) / f"error{f'-{index}' if index else ''}.log"
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     with path.open("a") as file:
-        file.write(f"{now}  trace-jax {' '.join(argv)}\n{traceback.format_exc()}\n")
+        file.write(redact(f"{now}  trace-jax {' '.join(argv)}\n{traceback.format_exc()}\n"))
     return path
