@@ -6,9 +6,12 @@ episode's actions again; so the culprit is found, the others never notice, and a
 `EnvironmentFault`. The same replay serves after a worker was retired for age. It must give the same replies; an episode for which it does
 not is a fault too, since nothing can be learned from it.
 
-Workers are separate processes with an empty environment, closed files and resource limits. The kernel-level lock-down (seccomp, Landlock,
-namespaces) is NOT there yet: a malicious package could read files and use the network. Therefore only the packages that come with trace-jax
-and the user's own may be run; nothing that somebody else or a language model wrote.
+Workers are separate processes with an empty environment and closed files, and the kernel holds what runs in them: see
+`envs.sandbox.lockdown` for the layers. A worker says which of them are on before it gets any environment's code; with
+`sandbox="require"` no code is sent to a worker that lacks one that it must have.
+
+The lock-down keeps code inside its worker. Within it the code of one package can reach the worker's loop and the other packages there, so
+every reply is checked as if the worker had made it up, and a pool must not host a package beside another whose rewards it is not to touch.
 """
 
 from __future__ import annotations
@@ -16,18 +19,21 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import platform
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from envs.base import EnvironmentFault, Reply, Score, Start
+from envs.base import EnvironmentFault, Reply, SandboxError, Score, Start
 from envs.package import Package
-from envs.sandbox.process import Death, Process, exchange
+from envs.sandbox.lockdown import REQUIRED
+from envs.sandbox.process import Death, Process, exchange, greet
 from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, parse_function, parse_message, parse_value
 
 EPISODE_OPS = ("reset", "call", "respond", "score")
 FUNCTIONS = ("tools", "oracle", "hint")
+MODES = ("require", "best_effort", "off")
 
 Request = tuple["Episode", str, tuple]
 Answer = Start | Reply | Score | EnvironmentFault
@@ -128,9 +134,12 @@ class Pool:
       quarantine: episodes of one package that may end in a kill before all others of it are refused unseen.
       hash_seed: PYTHONHASHSEED of the workers.
       memory_bytes: address space of one worker.
+      sandbox: `require` refuses to host anything where a layer of `envs.sandbox.lockdown.REQUIRED` is not on; `best_effort` takes what the
+        system has; `off` is resource limits alone, for looking for a fault of one's own.
 
     Raises:
       OSError: no process could be started.
+      SandboxError: with `require`; later, when a batch finds that a new worker does not start.
     """
 
     def __init__(
@@ -142,12 +151,16 @@ class Pool:
         quarantine: int = 8,
         hash_seed: int = 0,
         memory_bytes: int = 1 << 30,
+        sandbox: str = "best_effort",
+        _without: tuple[str, ...] = (),  # layers left out, to test the others
     ):
         if workers < 1:
             raise ValueError(f"workers = {workers} must be at least 1")
+        if sandbox not in MODES:
+            raise ValueError(f"sandbox = {sandbox!r} must be one of {', '.join(MODES)}")
         self.deadline_s, self.recycle, self.quarantine = deadline_s, recycle, quarantine
-        self.hash_seed = hash_seed
-        self._process_options = (hash_seed, memory_bytes)
+        self.hash_seed, self.sandbox = hash_seed, sandbox
+        self._process_options = (hash_seed, memory_bytes, sandbox != "off", _without)
         self.workers = workers
         self._locks = [threading.Lock() for _ in range(workers)]
         self._opening = threading.Lock()
@@ -159,7 +172,9 @@ class Pool:
         try:
             for slot in range(workers):
                 self._ready(slot)
-        except OSError:
+            if sandbox == "require":
+                self._greeted(range(workers))
+        except (OSError, SandboxError):
             self.close()
             raise
 
@@ -175,6 +190,31 @@ class Pool:
         for process in self._processes:
             if process is not None:
                 process.kill()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers of the lock-down that are on, in the order in which they were put on.
+
+        Raises:
+          SandboxError: no worker starts.
+        """
+        return tuple(layer for layer, why in self._lockdown().items() if why is None)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """The layers that are not on, and why; a layer that there is no use for (`uid` without root) is in neither.
+
+        Raises:
+          SandboxError: no worker starts.
+        """
+        return {layer: why for layer, why in self._lockdown().items() if why is not None}
+
+    def describe(self) -> str:
+        """`layers` and `missing` in one line. Raises SandboxError when no worker starts."""
+        if self.sandbox == "off":
+            return "sandbox off: environments run with resource limits alone"
+        missing = "; ".join(f"without {layer} ({why})" for layer, why in self.missing.items())
+        return f"sandbox {self.sandbox}: {', '.join(self.layers) or 'no layer'}" + (f"; {missing}" if missing else "")
 
     def open(self, package: Package, seed: int, knobs: dict[str, Any] | None = None) -> Episode:
         """An episode that is still to be reset; no message is sent. Workers take turns.
@@ -249,8 +289,8 @@ class Pool:
             for slot in sorted(by_slot):  # in one order, so that two batches never wait for each other
                 stack.enter_context(self._locks[slot])
             messages = [
-                self._compose(self._ready(slot), [item for item in group if not self._refused(item, answers)])
-                for slot, group in by_slot.items()
+                self._compose(process, [item for item in group if not self._refused(item, answers)])
+                for process, group in zip(self._greeted(by_slot), by_slot.values(), strict=True)
             ]
             deaths = self._send(messages, answers)
             for (slot, group), death in zip(by_slot.items(), deaths, strict=True):
@@ -264,7 +304,8 @@ class Pool:
         for _ in range(2):
             if self._refused(item, answers):
                 return
-            (death,) = self._send([self._compose(self._ready(slot), [item])], answers)
+            (process,) = self._greeted([slot])
+            (death,) = self._send([self._compose(process, [item])], answers)
             if death is None:
                 return
         self._kills[item.package.digest] += 1
@@ -369,6 +410,32 @@ class Pool:
         if item.position is not None:
             answers[item.position] = fault
 
+    def _lockdown(self) -> dict[str, str | None]:
+        with self._locks[0]:
+            (process,) = self._greeted([0])
+        return process.layers
+
+    def _greeted(self, slots: Iterable[int]) -> list[Process]:
+        """The workers of the slots, ready for code.
+
+        Raises:
+          SandboxError: one ended twice before it was ready, or is not locked down as required.
+        """
+        slots = list(slots)
+        for _ in range(2):
+            processes = [self._ready(slot) for slot in slots]
+            deaths = [death for death in greet(processes) if death is not None]
+            if not deaths:
+                break
+        else:
+            raise SandboxError(f"a worker does not start: {deaths[0]}")
+        if self.sandbox == "require":
+            for process in processes:
+                for layer in REQUIRED:
+                    if (why := process.layers.get(layer, "not reported")) is not None:
+                        raise SandboxError(_not_locked(layer, why))
+        return processes
+
     def _ready(self, slot: int) -> Process:
         """The slot's worker; a new one where the old is dead or has served its time."""
         if self._closed:
@@ -389,6 +456,14 @@ class Pool:
         process = self._processes[key % self.workers]
         if process is not None:
             process.freed.append(key)
+
+
+def _not_locked(layer: str, why: str) -> str:
+    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    return (
+        f"sandbox 'require': the layer {layer} is missing on {system} ({why}); use Linux on x86_64 or aarch64, in a container one whose "
+        "seccomp profile allows prctl and seccomp, or choose best_effort for code that you trust"
+    )
 
 
 def _where(item: _Item) -> str:

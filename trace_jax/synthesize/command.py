@@ -41,9 +41,7 @@ def synthesize(runtime: Runtime, capability: str) -> dict[str, Any]:
     package = load_package(workdir.produce(folder, lambda path: write_package(path, builtin.meta, builtin.source)))
     seeds = range(CALIBRATION, CALIBRATION + config.certify_seeds)
     target_tools = runtime.tools(runtime.target)
-    certificate = runtime.processes.agree(
-        lambda: certify(package, runtime.pool, target_tools=target_tools, seeds=seeds, trusted=True).to_json()
-    )
+    certificate = runtime.processes.agree(lambda: certify(package, runtime.pool, target_tools=target_tools, seeds=seeds).to_json())
     workdir.write_json(f"{folder}/certificate.json", certificate)
     if not certificate["passed"]:
         return {"usable": False, "reasons": certificate["reasons"]}
