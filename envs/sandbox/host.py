@@ -1,8 +1,8 @@
 """The host's side of the sandbox: a pool of workers, each with many episodes, and the record from which any of them can be rebuilt.
 
-Requests travel in batches, one message per worker, and the workers run at the same time. The host keeps the actions of every episode. When
-a worker crashes, hangs or talks nonsense it is killed, and its requests are sent again one by one to a new worker, which first plays the
-episode's actions again; so the culprit is found, the others never notice, and an episode that keeps killing its worker becomes an
+Requests travel in batches, one message per process, and the processes run at the same time. The host keeps the actions of every episode.
+When a worker crashes, hangs or talks nonsense it is killed, and its requests are sent again one by one to a new worker, which first plays
+the episode's actions again; so the culprit is found, the others never notice, and an episode that keeps killing its worker becomes an
 `EnvironmentFault`. The same replay serves after a worker was retired for age. It must give the same replies; an episode for which it does
 not is a fault too, since nothing can be learned from it.
 
@@ -10,8 +10,8 @@ Workers are separate processes with an empty environment and closed files, and t
 `envs.sandbox.lockdown` for the layers. A worker says which of them are on before it gets any environment's code; with
 `sandbox="require"` no code is sent to a worker that lacks one that it must have.
 
-The lock-down keeps code inside its worker. Within it the code of one package can reach the worker's loop and the other packages there, so
-every reply is checked as if the worker had made it up, and a pool must not host a package beside another whose rewards it is not to touch.
+The lock-down keeps code inside its worker. Within it the code can reach the worker's loop, so every reply is checked as if it were made up,
+and a worker hosts episodes of one package only: code that forges replies forges those of its own package.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ EPISODE_OPS = ("reset", "call", "respond", "score")
 FUNCTIONS = ("tools", "oracle", "hint")
 MODES = ("require", "best_effort", "off")
 
+KEPT = 8  # processes of one worker that wait for more requests of their packages
+
 Request = tuple["Episode", str, tuple]
 Answer = Start | Reply | Score | EnvironmentFault
+_Place = tuple[int, str]  # a worker and a package
 
 
 class Episode:
     """One running instance of an environment; `Pool.open` makes it. Its methods raise EnvironmentFault, and the same one ever after.
 
     Attributes:
-      worker: number of the worker that hosts it; batches for different workers run at the same time.
+      worker: number of the pool's worker that hosts it; batches for different workers run at the same time.
 
     Dropping the last reference frees the instance in its worker.
     """
@@ -128,7 +131,8 @@ class Pool:
     kernel ends a worker together with the thread that started it (the next batch then starts another and plays the episodes again).
 
     Args:
-      workers: processes. Two cores less than the machine has is plenty; 256 episodes and more fit in one.
+      workers: how many share the episodes of a package, each with a process for every package. Two cores less than the machine has is
+        plenty; 256 episodes and more fit in one.
       deadline_s: for one batch, resets and replays included.
       recycle: episodes after which a worker is replaced, against slow leaks.
       quarantine: episodes of one package that may end in a kill before all others of it are refused unseen.
@@ -164,16 +168,17 @@ class Pool:
         self.workers = workers
         self._locks = [threading.Lock() for _ in range(workers)]
         self._opening = threading.Lock()
-        self._processes: list[Process | None] = [None] * workers
+        # by digest of the package, the one used last at the end; "" is a process that has seen no package yet
+        self._processes: list[dict[str, Process]] = [{} for _ in range(workers)]
         self._closed = False
         self._opened = 0
         self._kills: collections.Counter[str] = collections.Counter()  # by package digest
         self.restarts = 0  # workers that were given up
         try:
             for slot in range(workers):
-                self._ready(slot)
+                self._ready(slot, "")
             if sandbox == "require":
-                self._greeted(range(workers))
+                self._greeted([(slot, "") for slot in range(workers)])
         except (OSError, SandboxError):
             self.close()
             raise
@@ -187,8 +192,8 @@ class Pool:
     def close(self) -> None:
         """Ends the workers. Episodes of the pool cannot be used any more."""
         self._closed = True  # no lock: a batch that another thread waits for ends with its worker
-        for process in self._processes:
-            if process is not None:
+        for processes in self._processes:
+            for process in list(processes.values()):
                 process.kill()
 
     @property
@@ -225,7 +230,7 @@ class Pool:
         with self._opening:
             self._opened += 1
             episode = Episode(self, self._opened, package, seed, package.resolve_knobs(knobs))
-        weakref.finalize(episode, self._free, episode.key).atexit = False
+        weakref.finalize(episode, self._free, episode.key, package.digest).atexit = False
         return episode
 
     def batch(self, requests: Sequence[Request]) -> list[Answer]:
@@ -282,29 +287,34 @@ class Pool:
 
     def _perform(self, items: list[_Item]) -> list[Any]:
         answers: list[Any] = [None] * len(items)
-        by_slot: dict[int, list[_Item]] = collections.defaultdict(list)
+        by_place: dict[_Place, list[_Item]] = collections.defaultdict(list)
         for item in items:
-            by_slot[item.episode.worker if item.episode else item.position % self.workers].append(item)
+            slot = item.episode.worker if item.episode else item.position % self.workers
+            by_place[slot, item.package.digest].append(item)
+        slots = sorted({slot for slot, _ in by_place})
         with contextlib.ExitStack() as stack:
-            for slot in sorted(by_slot):  # in one order, so that two batches never wait for each other
+            for slot in slots:  # in one order, so that two batches never wait for each other
                 stack.enter_context(self._locks[slot])
             messages = [
                 self._compose(process, [item for item in group if not self._refused(item, answers)])
-                for process, group in zip(self._greeted(by_slot), by_slot.values(), strict=True)
+                for process, group in zip(self._greeted(by_place), by_place.values(), strict=True)
             ]
             deaths = self._send(messages, answers)
-            for (slot, group), death in zip(by_slot.items(), deaths, strict=True):
+            for (place, group), death in zip(by_place.items(), deaths, strict=True):
                 if death is not None:
                     for item in group:
-                        self._alone(slot, item, answers)
+                        self._alone(place, item, answers)
+            for slot in slots:
+                for digest in list(self._processes[slot])[:-KEPT]:  # whose episodes are played again when they go on
+                    self._processes[slot].pop(digest).kill()
         return answers
 
-    def _alone(self, slot: int, item: _Item, answers: list[Any]) -> None:
+    def _alone(self, place: _Place, item: _Item, answers: list[Any]) -> None:
         """One request in messages of its own, twice at most."""
         for _ in range(2):
             if self._refused(item, answers):
                 return
-            (process,) = self._greeted([slot])
+            (process,) = self._greeted([place])
             (death,) = self._send([self._compose(process, [item])], answers)
             if death is None:
                 return
@@ -412,18 +422,18 @@ class Pool:
 
     def _lockdown(self) -> dict[str, str | None]:
         with self._locks[0]:
-            (process,) = self._greeted([0])
+            (process,) = self._greeted([(0, next(reversed(self._processes[0]), ""))])
         return process.layers
 
-    def _greeted(self, slots: Iterable[int]) -> list[Process]:
-        """The workers of the slots, ready for code.
+    def _greeted(self, places: Iterable[_Place]) -> list[Process]:
+        """The processes of the places, ready for code.
 
         Raises:
           SandboxError: one ended twice before it was ready, or is not locked down as required.
         """
-        slots = list(slots)
+        places = list(places)
         for _ in range(2):
-            processes = [self._ready(slot) for slot in slots]
+            processes = [self._ready(*place) for place in places]
             deaths = [death for death in greet(processes) if death is not None]
             if not deaths:
                 break
@@ -436,24 +446,24 @@ class Pool:
                         raise SandboxError(_not_locked(layer, why))
         return processes
 
-    def _ready(self, slot: int) -> Process:
-        """The slot's worker; a new one where the old is dead or has served its time."""
+    def _ready(self, slot: int, digest: str) -> Process:
+        """The process of a slot for a package; a new one where the old is dead or has served its time."""
         if self._closed:
             raise ValueError("the pool is closed")
-        process = self._processes[slot]
-        if process is not None and process.alive and process.opened < self.recycle:
-            return process
-        if process is not None:
+        processes = self._processes[slot]
+        process = processes.pop(digest, None) or processes.pop("", None)
+        if process is not None and not (process.alive and process.opened < self.recycle):
             process.kill()
             self.restarts += 1
-        process = self._processes[slot] = Process(*self._process_options)
+            process = None
+        processes[digest] = process = process or Process(*self._process_options)
         if self._closed:  # meanwhile, by another thread
             process.kill()
         return process
 
-    def _free(self, key: int) -> None:
+    def _free(self, key: int, digest: str) -> None:
         """Called when a handle was dropped, by any thread and in the middle of anything, so it only leaves a note."""
-        process = self._processes[key % self.workers]
+        process = self._processes[key % self.workers].get(digest)
         if process is not None:
             process.freed.append(key)
 

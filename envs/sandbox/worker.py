@@ -24,9 +24,12 @@ SURPLUS = "the reply is larger than {} bytes"
 
 # What the modules that environments may import import only in the middle of their work.
 LAZY = """
-_strptime collections.abc contextlib encodings.aliases encodings.ascii encodings.cp1252 encodings.idna encodings.latin_1 encodings.utf_16
-encodings.utf_32 encodings.utf_8_sig html.entities html.parser inspect json.scanner locale reprlib signal struct tokenize types warnings
+_strptime collections.abc contextlib html.entities html.parser inspect json.scanner locale reprlib signal struct tokenize types warnings
 weakref
+""".split()
+ENCODINGS = """
+aliases ascii base64_codec cp1252 hex_codec idna iso8859_15 latin_1 punycode raw_unicode_escape rot_13 unicode_escape utf_7 utf_8_sig utf_16
+utf_16_be utf_16_le utf_32 utf_32_be utf_32_le
 """.split()
 
 
@@ -39,7 +42,7 @@ def load_sibling(name):
 
 def prepare(modules):
     """Loads all that is read from files, since none can be opened later."""
-    for name in (*modules, *LAZY):
+    for name in (*modules, *LAZY, *("encodings." + name for name in ENCODINGS)):
         importlib.import_module(name)
     for name in hashlib.algorithms_guaranteed:
         with contextlib.suppress(ValueError):  # some systems refuse the old ones

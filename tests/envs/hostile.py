@@ -64,14 +64,13 @@ class Environment:
             return f"{self.seed}:{self.calls}"
         HOST, SECRET, FOLDER = arguments["host"], arguments["secret"], arguments["folder"]
         try:
-            return "escaped: " + repr(self.deed(HOST, SECRET, FOLDER))[:200]
+            return "escaped: " + repr(getattr(self, name)(HOST, SECRET, FOLDER))[:200]
         except Whole as whole:
             return whole.args[0]
         except OSError as error:
             return errno.errorcode.get(error.errno, type(error).__name__)
         except Exception as error:
             return type(error).__name__
-    def deed(self, HOST, SECRET, FOLDER):
 """
 
 # name: (body, outcome). An expression is returned; outcomes that depend on version or machine are given with | between.
@@ -280,17 +279,20 @@ LONG_HANGERS = {
     "hard expression": ("import re; re.match('(a+)+b', 'a' * 60)", "fault:deadline"),
     "large number": ("10 ** (10**8 - 1)", "fault:deadline"),
 }
+CAREFUL = {"tcp": NETWORK["tcp"], "read": FILES["read a secret"], "fork": PROCESSES["fork"]}
 QUICK = {**NETWORK, **FILES, **PROCESSES, **PRIVILEGE, **INTERPRETER}
 PROGRAMS = {**QUICK, **KILLERS, **HANGERS, **LONG_HANGERS}
 
 
-def package(name: str, body: str) -> Package:
-    """Without the static gate."""
-    with contextlib.suppress(SyntaxError):
-        ast.parse(body, mode="eval")
-        body = f"return {body}"
-    source = f"MACHINE = {platform.machine()!r}" + PRELUDE + textwrap.indent(body, " " * 8) + "\n"
-    return Package(name="hostile", capability="", target="", version=name, knobs={}, max_turns=1, rationale="", source=source)
+def package(programs: dict[str, tuple[str, str]]) -> Package:
+    """One package with a tool `deed_0`, `deed_1`, ... for every program, so that all have one worker; not checked by the static gate."""
+    source = f"MACHINE = {platform.machine()!r}" + PRELUDE
+    for number, (body, _) in enumerate(programs.values()):
+        with contextlib.suppress(SyntaxError):
+            ast.parse(body, mode="eval")
+            body = f"return {body}"
+        source += f"    def deed_{number}(self, HOST, SECRET, FOLDER):\n" + textwrap.indent(body, " " * 8) + "\n"
+    return Package(name="hostile", capability="", target="", version="1", knobs={}, max_turns=1, rationale="", source=source)
 
 
 def attack(
@@ -306,21 +308,20 @@ def attack(
             Pool(workers, deadline_s=deadline_s, memory_bytes=1 << 28, sandbox="require", quarantine=1000, _without=without)
         )
         assert set(REQUIRED) <= set(pool.layers) and not set(without) & set(pool.layers)
-        innocent = package("innocent", "pass")
-        probe = pool.open(innocent, 0)
-        probe.reset()
         arguments = {"host": os.getpid(), "secret": str(secret), "folder": folder}
-        for name in ("tcp", "read a secret", "fork"):  # before anything that could do harm
-            episode = pool.open(package(name, QUICK[name][0]), 0)
-            assert pool.batch([(episode, "reset", ()), (episode, "call", ("do", arguments))])[1].text == "EPERM"
-        deeds = [pool.open(package(name, body), 0) for name, (body, _) in programs.items()]
-        others = [pool.open(innocent, seed) for seed in range(len(deeds))]
+        careful = package(CAREFUL)
+        for number in range(len(CAREFUL)):  # before anything that could do harm
+            episode = pool.open(careful, 0)
+            assert pool.batch([(episode, "reset", ()), (episode, "call", (f"deed_{number}", arguments))])[1].text == "EPERM"
+        hostile = package(programs)
+        deeds = [pool.open(hostile, 0) for _ in programs]
+        others = [pool.open(hostile, seed) for seed in range(len(deeds))]
         pairs = [pair for both in zip(deeds, others, strict=True) for pair in both]
         count = [(other, "call", ("count", {})) for other in others]
         pool.batch([(episode, "reset", ()) for episode in pairs])
         before = pool.batch(count)
-        requests = [(e, "call", ("do", arguments) if e in deeds else ("count", {})) for e in pairs]
-        answers = pool.batch(requests)
+        attempts = [(deed, "call", (f"deed_{number}", arguments)) for number, deed in enumerate(deeds)]
+        answers = pool.batch([request for both in zip(attempts, count, strict=True) for request in both])
         after = pool.batch(count)
         outcomes = {name: _outcome(answer) for name, answer in zip(programs, answers[::2], strict=True)}
         found = [[_outcome(one) for one in step] for step in (before, answers[1::2], after)]

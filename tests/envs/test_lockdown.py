@@ -80,7 +80,7 @@ def _interpreter_for_nobody():
 def test_the_kernel_says_the_same_of_a_worker_as_the_worker():
     with Pool(sandbox="require") as pool:
         assert set(pool.layers) >= set(lockdown.REQUIRED) and pool.describe().startswith("sandbox require: ")
-        folder = pathlib.Path(f"/proc/{pool._processes[0].popen.pid}")
+        folder = pathlib.Path(f"/proc/{pool._processes[0][''].popen.pid}")
         status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
         assert status["Seccomp"] == "2" and status["NoNewPrivs"] == "1" and status["CapPrm"] == status["CapEff"] == "0" * 16
         limits = {line[:26].strip(): line[26:].split()[:2] for line in (folder / "limits").read_text().splitlines()}
@@ -124,8 +124,10 @@ assert f(3) == 2
 return repr([
     datetime.datetime.strptime("2026-05-01 10:00", "%Y-%m-%d %H:%M").strftime("%A %d %B"), sorted(hashlib.sha256(b"x").hexdigest())[:3],
     [hashlib.new(name).name for name in ("md5", "sha3_256", "blake2b", "sha512")], statistics.NormalDist(0, 1).cdf(0.0),
-    [len("é€".encode(name, "replace")) for name in ("utf-16", "utf-32", "utf-8-sig", "cp1252", "latin-1", "ascii", "idna", "punycode", "cp1252")],
-    str(decimal.Decimal(2).sqrt())[:6], "".join(difflib.unified_diff("ab", "ac", lineterm=""))[-4:], list(csv.reader(io.StringIO("a,b")))[0],
+    [len("é€".encode(name, "replace")) for name in ("utf-16", "utf-16-le", "utf-8-sig", "cp1252", "ascii")],
+    "é".encode("idna"),
+    str(decimal.Decimal(2).sqrt())[:6], base64.b16encode(b"x"),
+    "".join(difflib.unified_diff("ab", "ac", lineterm=""))[-4:], list(csv.reader(io.StringIO("a,b")))[0],
     calendar.month(2026, 5)[:12].strip(), base64.b85encode(zlib.compress(b"x" * 99))[:4], unicodedata.name("é"), html.unescape("&eacute;"),
     enum.Enum("E", "A B").A.value, string.Template("$a").substitute(a=1), copy.deepcopy([Point(1)])[0].x, ast.unparse(ast.parse("1+1")),
     str(fractions.Fraction("0.25")), textwrap.fill("a b", 1), re.sub("(?i)A", "b", "aA"), random.Random(5).random(), 1 / 3, f"{10**20:,}",
