@@ -27,6 +27,7 @@ LAZY = """
 _strptime collections.abc contextlib html.entities html.parser inspect json.scanner locale reprlib signal struct tokenize types warnings
 weakref
 """.split()
+DIGESTS = "_blake2 _md5 _sha1 _sha2 _sha256 _sha3 _sha512".split()  # of random and hashlib; each Python has some of them
 ENCODINGS = """
 aliases ascii base64_codec cp1252 hex_codec idna iso8859_15 latin_1 punycode raw_unicode_escape rot_13 unicode_escape utf_7 utf_8_sig utf_16
 utf_16_be utf_16_le utf_32 utf_32_be utf_32_le
@@ -47,6 +48,9 @@ def prepare(modules):
     for name in hashlib.algorithms_guaranteed:
         with contextlib.suppress(ValueError):  # some systems refuse the old ones
             hashlib.new(name)
+    for name in DIGESTS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     for source in ("nothing", "''.nothing", "1 +"):  # a traceback, with what it suggests
         try:
             exec(source, {})

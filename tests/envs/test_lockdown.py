@@ -130,7 +130,7 @@ return repr([
     "".join(difflib.unified_diff("ab", "ac", lineterm=""))[-4:], list(csv.reader(io.StringIO("a,b")))[0],
     calendar.month(2026, 5)[:12].strip(), base64.b85encode(zlib.compress(b"x" * 99))[:4], unicodedata.name("é"), html.unescape("&eacute;"),
     enum.Enum("E", "A B").A.value, string.Template("$a").substitute(a=1), copy.deepcopy([Point(1)])[0].x, ast.unparse(ast.parse("1+1")),
-    str(fractions.Fraction("0.25")), textwrap.fill("a b", 1), re.sub("(?i)A", "b", "aA"), random.Random(5).random(), 1 / 3, f"{10**20:,}",
+    str(fractions.Fraction("0.25")), textwrap.fill("a b", 1), re.sub("(?i)A", "b", "aA"), random.Random("5").random(), 1 / 3, f"{10**20:,}",
 ])
 """
 
