@@ -1,6 +1,6 @@
 """Environment packages and the workers that host them; knows nothing of models."""
 
-from envs.base import Check, EnvironmentFault, Reply, Score, Start, ToolCall
+from envs.base import Check, EnvironmentFault, Reply, SandboxError, Score, Start, ToolCall
 from envs.package import Knob, Package, PackageError, load_package, parse_package, write_package
 from envs.sandbox import Episode, Pool
 
@@ -13,6 +13,7 @@ __all__ = [
     "PackageError",
     "Pool",
     "Reply",
+    "SandboxError",
     "Score",
     "Start",
     "ToolCall",

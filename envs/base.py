@@ -68,3 +68,7 @@ class EnvironmentFault(Exception):
     def __init__(self, kind: str, message: str):
         super().__init__(message)
         self.kind = kind
+
+
+class SandboxError(RuntimeError):
+    """Workers do not start, or this system cannot lock them down as was asked; the message names the layer, the system and the fix."""

@@ -6,6 +6,7 @@ one self-contained `environment.py`.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 
 from envs.package import Package, parse_package
@@ -25,3 +26,13 @@ def load_builtin(name: str) -> Package:
     folder = _ROOT / "desk" if name == "desk" else _ROOT / "library" / name
     world = (_ROOT / "desk" / "world.py").read_text()
     return parse_package((folder / "package.json").read_text(), world + "\n\n" + (folder / "tasks.py").read_text(), str(folder))
+
+
+def is_builtin(package: Package) -> bool:
+    """Whether a package is one of these, wherever it was loaded from."""
+    return package.digest in _digests()
+
+
+@functools.cache
+def _digests() -> frozenset[str]:
+    return frozenset(load_builtin(name).digest for name in ("desk", *LIBRARY))

@@ -4,8 +4,7 @@ A learner finds every way to a reward, so an environment enters training only wh
 the skill earns little, and the verdict depends on the seed and the actions alone. 16 % of 1,968 public terminal tasks could be gamed
 (arXiv 2606.08960). What a certificate cannot see, whether a given model finds the tasks neither trivial nor impossible, is calibration.
 
-The sandbox has no kernel lock-down yet (see `envs.sandbox.host`), and a certificate runs the package, so the caller must say that the
-package is trusted.
+A certificate runs the package: give a pool with `sandbox="require"` for one that does not come with trace-jax.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from envs.base import EnvironmentFault
-from envs.package import Package, PackageError
+from envs.package import Package
 from envs.probes import Action, Play, Player, at_random, echo, nothing, play, recite, say, spam, start_text
 from envs.sandbox import Pool
 
@@ -79,26 +78,19 @@ class Certificate:
         return "\n".join([*lines, "certified" if self.passed else "NOT certified"])
 
 
-def certify(
-    package: Package, pool: Pool, *, trusted: bool, target_tools: list[dict] | None = None, seeds: Iterable[int] = range(50)
-) -> Certificate:
+def certify(package: Package, pool: Pool, *, target_tools: list[dict] | None = None, seeds: Iterable[int] = range(50)) -> Certificate:
     """Runs all checks.
 
     Args:
       package: at its default knobs; the oracle is also tried at the ends of every knob.
-      pool: hosts the episodes; a second one, with other hash seeds, is started for the comparison.
-      trusted: that the package is yours or ours, since the sandbox does not hold a malicious one yet.
+      pool: hosts the episodes; a second one, with other hash seeds and the same sandbox, is started for the comparison.
       target_tools: the tool schemas of the target; without them that check is left open.
       seeds: at least two.
 
     Raises:
-      PackageError: the package is not trusted.
       ValueError: fewer than two different seeds.
+      SandboxError: a worker does not start.
     """
-    if not trusted:
-        raise PackageError(
-            f"{package.path or package.name}: not run, since the sandbox has no kernel lock-down yet; read the code first, then say trusted"
-        )
     seeds = list(dict.fromkeys(seeds))
     if len(seeds) < 2:
         raise ValueError("a certificate needs at least two different seeds")
@@ -285,7 +277,7 @@ def _earns_little(name: str, plays: list[Play]) -> CheckResult:
 
 def _repeats(pool: Pool, package: Package, players: dict[str, Player], plays: dict[str, list[Play]]) -> CheckResult:
     """The same seeds and actions again, in this worker and in one with other hash seeds, in another order: all replies must be equal."""
-    with Pool(1, deadline_s=pool.deadline_s, hash_seed=pool.hash_seed + 1) as other:
+    with Pool(1, deadline_s=pool.deadline_s, hash_seed=pool.hash_seed + 1, sandbox=pool.sandbox) as other:
         for place, host in (("again", pool), ("with another hash seed", other)):
             for name, player in players.items():
                 first = {one.seed: one for one in plays[name]}

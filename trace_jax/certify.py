@@ -1,13 +1,12 @@
 """`trace-jax certify DIR`: the certificate of an environment package.
 
-Environment code runs in worker processes that are not locked down by the kernel yet, so only packages that come with trace-jax are
-accepted; those of others wait for the sandbox.
+The package is run, so one that does not come with trace-jax runs in workers that the kernel holds, or not at all.
 """
 
 from __future__ import annotations
 
-from envs import PackageError, Pool, load_package
-from envs.builtin import LIBRARY, load_builtin
+from envs import PackageError, Pool, SandboxError, load_package
+from envs.builtin import LIBRARY, is_builtin, load_builtin
 from envs.certify import certify
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
@@ -15,23 +14,22 @@ from trace_jax.runtime import CALIBRATION
 
 
 def main(arguments: Arguments) -> None:
-    """Prints the certificate of a built-in package, given by its capability, or by a folder that holds the same code.
+    """Prints the certificate of a package, given by its folder, or by its capability if it is built in.
 
     Raises:
-      InputError: no package, not one of ours, or a check that failed.
+      InputError: no package, no lock-down for one of somebody else's, or a check that failed.
     """
     name = arguments.argument
     try:
         package = load_builtin(name) if name in LIBRARY else load_package(name)
-    except PackageError as error:
-        raise InputError(str(error)) from error
-    known = {load_builtin(capability).digest for capability in LIBRARY}
-    if package.digest not in known:
-        raise InputError(f"{name}: not one of the packages that come with trace-jax; others are certified once workers are locked down")
-    count = arguments.config.synthesis.certify_seeds
-    with Pool(workers=1) as pool:
-        tools = pool.function(load_builtin("desk"), "tools")
-        certificate = certify(package, pool, target_tools=tools, seeds=range(CALIBRATION, CALIBRATION + count), trusted=True)
+        sandbox = arguments.config.rollout.sandbox or ("best_effort" if is_builtin(package) else "require")
+        with Pool(workers=1, sandbox=sandbox) as pool:
+            print(pool.describe())
+            tools = pool.function(load_builtin("desk"), "tools")
+            count = arguments.config.synthesis.certify_seeds
+            certificate = certify(package, pool, target_tools=tools, seeds=range(CALIBRATION, CALIBRATION + count))
+    except (PackageError, SandboxError) as error:
+        raise InputError(f"{name}: {error}" if isinstance(error, SandboxError) else str(error)) from error
     print(certificate.to_text())
     if not certificate.passed:
         raise InputError(f"{name}: not certified; see the checks above")

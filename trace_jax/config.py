@@ -98,6 +98,12 @@ class RolloutSection:
     max_tokens: int = field(64, "tokens of one turn", "[1, inf)")
     temperature: float = field(1.0, "sampling temperature of diagnosis and training; the trainer divides its logits by it", "(0, inf)")
     workers: int = field(1, "processes that host the environments", "[1, inf)", changes=True)
+    sandbox: str | None = field(
+        None,
+        "whether the kernel must hold these processes. none: it must where the code is an LLM's or a folder's, else as far as it can",
+        ("require", "best_effort", "off"),
+        changes=True,
+    )
     max_turns: int | None = field(None, "turns of one episode; none: the package's own limit", "[1, inf)")
     in_flight: int | None = field(None, "episodes at once, of which the lanes decode; none: as many as lanes", "[1, inf)", changes=True)
     reproducible: bool = field(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import time
@@ -19,9 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
+from rich.markup import escape
 
-from envs import Pool
-from envs.builtin import LIBRARY, load_builtin
+from envs import Pool, SandboxError
+from envs.builtin import LIBRARY, is_builtin, load_builtin
 from envs.package import Package, PackageError, load_package
 from model import CausalLM, CheckpointError, ConfigError, load_pretrained
 from rl.chat import Chat
@@ -101,7 +103,24 @@ class Runtime:
 
     @functools.cached_property
     def pool(self) -> Pool:
-        return Pool(workers=self.config.rollout.workers)
+        """The workers; what holds them is printed where it is not everything, and kept in `sandbox.json`.
+
+        Raises:
+          InputError: the kernel must hold them and does not.
+        """
+        config = self.config
+        foreign = config.generator == "llm" or not is_builtin(self.target)
+        try:
+            pool = Pool(config.rollout.workers, sandbox=config.rollout.sandbox or ("require" if foreign else "best_effort"))
+            layers, missing, words = pool.layers, pool.missing, pool.describe()
+        except SandboxError as error:
+            raise InputError(f"config field 'rollout.sandbox': {error}") from error
+        if missing or pool.sandbox == "off":
+            self.progress.print(escape(words))
+        if self.processes.leads:  # not agreed upon: a pool is made when a process first needs one, maybe by a thread of its own
+            record = {"mode": pool.sandbox, "layers": layers, "missing": missing}
+            self.workdir.path("sandbox.json").write_text(json.dumps(record, indent=2) + "\n")
+        return pool
 
     @functools.cached_property
     def model(self) -> CausalLM:

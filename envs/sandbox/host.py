@@ -1,14 +1,17 @@
 """The host's side of the sandbox: a pool of workers, each with many episodes, and the record from which any of them can be rebuilt.
 
-Requests travel in batches, one message per worker, and the workers run at the same time. The host keeps the actions of every episode. When
-a worker crashes, hangs or talks nonsense it is killed, and its requests are sent again one by one to a new worker, which first plays the
-episode's actions again; so the culprit is found, the others never notice, and an episode that keeps killing its worker becomes an
+Requests travel in batches, one message per process, and the processes run at the same time. The host keeps the actions of every episode.
+When a worker crashes, hangs or talks nonsense it is killed, and its requests are sent again one by one to a new worker, which first plays
+the episode's actions again; so the culprit is found, the others never notice, and an episode that keeps killing its worker becomes an
 `EnvironmentFault`. The same replay serves after a worker was retired for age. It must give the same replies; an episode for which it does
 not is a fault too, since nothing can be learned from it.
 
-Workers are separate processes with an empty environment, closed files and resource limits. The kernel-level lock-down (seccomp, Landlock,
-namespaces) is NOT there yet: a malicious package could read files and use the network. Therefore only the packages that come with trace-jax
-and the user's own may be run; nothing that somebody else or a language model wrote.
+Workers are separate processes with an empty environment and closed files, and the kernel holds what runs in them: see
+`envs.sandbox.lockdown` for the layers. A worker says which of them are on before it gets any environment's code; with
+`sandbox="require"` no code is sent to a worker that lacks one that it must have.
+
+The lock-down keeps code inside its worker. Within it the code can reach the worker's loop, so every reply is checked as if it were made up,
+and a worker hosts episodes of one package only: code that forges replies forges those of its own package.
 """
 
 from __future__ import annotations
@@ -16,28 +19,34 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import platform
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from envs.base import EnvironmentFault, Reply, Score, Start
+from envs.base import EnvironmentFault, Reply, SandboxError, Score, Start
 from envs.package import Package
-from envs.sandbox.process import Death, Process, exchange
+from envs.sandbox.lockdown import REQUIRED
+from envs.sandbox.process import Death, Process, exchange, greet
 from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, parse_function, parse_message, parse_value
 
 EPISODE_OPS = ("reset", "call", "respond", "score")
 FUNCTIONS = ("tools", "oracle", "hint")
+MODES = ("require", "best_effort", "off")
+
+KEPT = 8  # processes of one worker that wait for more requests of their packages
 
 Request = tuple["Episode", str, tuple]
 Answer = Start | Reply | Score | EnvironmentFault
+_Place = tuple[int, str]  # a worker and a package
 
 
 class Episode:
     """One running instance of an environment; `Pool.open` makes it. Its methods raise EnvironmentFault, and the same one ever after.
 
     Attributes:
-      worker: number of the worker that hosts it; batches for different workers run at the same time.
+      worker: number of the pool's worker that hosts it; batches for different workers run at the same time.
 
     Dropping the last reference frees the instance in its worker.
     """
@@ -122,15 +131,19 @@ class Pool:
     kernel ends a worker together with the thread that started it (the next batch then starts another and plays the episodes again).
 
     Args:
-      workers: processes. Two cores less than the machine has is plenty; 256 episodes and more fit in one.
+      workers: how many share the episodes of a package, each with a process for every package. Two cores less than the machine has is
+        plenty; 256 episodes and more fit in one.
       deadline_s: for one batch, resets and replays included.
       recycle: episodes after which a worker is replaced, against slow leaks.
       quarantine: episodes of one package that may end in a kill before all others of it are refused unseen.
       hash_seed: PYTHONHASHSEED of the workers.
       memory_bytes: address space of one worker.
+      sandbox: `require` refuses to host anything where a layer of `envs.sandbox.lockdown.REQUIRED` is not on; `best_effort` takes what the
+        system has; `off` is resource limits alone, for looking for a fault of one's own.
 
     Raises:
       OSError: no process could be started.
+      SandboxError: with `require`; later, when a batch finds that a new worker does not start.
     """
 
     def __init__(
@@ -142,24 +155,31 @@ class Pool:
         quarantine: int = 8,
         hash_seed: int = 0,
         memory_bytes: int = 1 << 30,
+        sandbox: str = "best_effort",
+        _without: tuple[str, ...] = (),  # layers left out, to test the others
     ):
         if workers < 1:
             raise ValueError(f"workers = {workers} must be at least 1")
+        if sandbox not in MODES:
+            raise ValueError(f"sandbox = {sandbox!r} must be one of {', '.join(MODES)}")
         self.deadline_s, self.recycle, self.quarantine = deadline_s, recycle, quarantine
-        self.hash_seed = hash_seed
-        self._process_options = (hash_seed, memory_bytes)
+        self.hash_seed, self.sandbox = hash_seed, sandbox
+        self._process_options = (hash_seed, memory_bytes, sandbox != "off", _without)
         self.workers = workers
         self._locks = [threading.Lock() for _ in range(workers)]
         self._opening = threading.Lock()
-        self._processes: list[Process | None] = [None] * workers
+        # by digest of the package, the one used last at the end; "" is a process that has seen no package yet
+        self._processes: list[dict[str, Process]] = [{} for _ in range(workers)]
         self._closed = False
         self._opened = 0
         self._kills: collections.Counter[str] = collections.Counter()  # by package digest
         self.restarts = 0  # workers that were given up
         try:
             for slot in range(workers):
-                self._ready(slot)
-        except OSError:
+                self._ready(slot, "")
+            if sandbox == "require":
+                self._greeted([(slot, "") for slot in range(workers)])
+        except (OSError, SandboxError):
             self.close()
             raise
 
@@ -172,9 +192,34 @@ class Pool:
     def close(self) -> None:
         """Ends the workers. Episodes of the pool cannot be used any more."""
         self._closed = True  # no lock: a batch that another thread waits for ends with its worker
-        for process in self._processes:
-            if process is not None:
+        for processes in self._processes:
+            for process in list(processes.values()):
                 process.kill()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers of the lock-down that are on, in the order in which they were put on.
+
+        Raises:
+          SandboxError: no worker starts.
+        """
+        return tuple(layer for layer, why in self._lockdown().items() if why is None)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """The layers that are not on, and why; a layer that there is no use for (`uid` without root) is in neither.
+
+        Raises:
+          SandboxError: no worker starts.
+        """
+        return {layer: why for layer, why in self._lockdown().items() if why is not None}
+
+    def describe(self) -> str:
+        """`layers` and `missing` in one line. Raises SandboxError when no worker starts."""
+        if self.sandbox == "off":
+            return "sandbox off: environments run with resource limits alone"
+        missing = "; ".join(f"without {layer} ({why})" for layer, why in self.missing.items())
+        return f"sandbox {self.sandbox}: {', '.join(self.layers) or 'no layer'}" + (f"; {missing}" if missing else "")
 
     def open(self, package: Package, seed: int, knobs: dict[str, Any] | None = None) -> Episode:
         """An episode that is still to be reset; no message is sent. Workers take turns.
@@ -185,7 +230,7 @@ class Pool:
         with self._opening:
             self._opened += 1
             episode = Episode(self, self._opened, package, seed, package.resolve_knobs(knobs))
-        weakref.finalize(episode, self._free, episode.key).atexit = False
+        weakref.finalize(episode, self._free, episode.key, package.digest).atexit = False
         return episode
 
     def batch(self, requests: Sequence[Request]) -> list[Answer]:
@@ -242,29 +287,35 @@ class Pool:
 
     def _perform(self, items: list[_Item]) -> list[Any]:
         answers: list[Any] = [None] * len(items)
-        by_slot: dict[int, list[_Item]] = collections.defaultdict(list)
+        by_place: dict[_Place, list[_Item]] = collections.defaultdict(list)
         for item in items:
-            by_slot[item.episode.worker if item.episode else item.position % self.workers].append(item)
+            slot = item.episode.worker if item.episode else item.position % self.workers
+            by_place[slot, item.package.digest].append(item)
+        slots = sorted({slot for slot, _ in by_place})
         with contextlib.ExitStack() as stack:
-            for slot in sorted(by_slot):  # in one order, so that two batches never wait for each other
+            for slot in slots:  # in one order, so that two batches never wait for each other
                 stack.enter_context(self._locks[slot])
             messages = [
-                self._compose(self._ready(slot), [item for item in group if not self._refused(item, answers)])
-                for slot, group in by_slot.items()
+                self._compose(process, [item for item in group if not self._refused(item, answers)])
+                for process, group in zip(self._greeted(by_place), by_place.values(), strict=True)
             ]
             deaths = self._send(messages, answers)
-            for (slot, group), death in zip(by_slot.items(), deaths, strict=True):
+            for (place, group), death in zip(by_place.items(), deaths, strict=True):
                 if death is not None:
                     for item in group:
-                        self._alone(slot, item, answers)
+                        self._alone(place, item, answers)
+            for slot in slots:
+                for digest in list(self._processes[slot])[:-KEPT]:  # whose episodes are played again when they go on
+                    self._processes[slot].pop(digest).kill()
         return answers
 
-    def _alone(self, slot: int, item: _Item, answers: list[Any]) -> None:
+    def _alone(self, place: _Place, item: _Item, answers: list[Any]) -> None:
         """One request in messages of its own, twice at most."""
         for _ in range(2):
             if self._refused(item, answers):
                 return
-            (death,) = self._send([self._compose(self._ready(slot), [item])], answers)
+            (process,) = self._greeted([place])
+            (death,) = self._send([self._compose(process, [item])], answers)
             if death is None:
                 return
         self._kills[item.package.digest] += 1
@@ -369,26 +420,60 @@ class Pool:
         if item.position is not None:
             answers[item.position] = fault
 
-    def _ready(self, slot: int) -> Process:
-        """The slot's worker; a new one where the old is dead or has served its time."""
+    def _lockdown(self) -> dict[str, str | None]:
+        with self._locks[0]:
+            (process,) = self._greeted([(0, next(reversed(self._processes[0]), ""))])
+        return process.layers
+
+    def _greeted(self, places: Iterable[_Place]) -> list[Process]:
+        """The processes of the places, ready for code.
+
+        Raises:
+          SandboxError: one ended twice before it was ready, or is not locked down as required.
+        """
+        places = list(places)
+        for _ in range(2):
+            processes = [self._ready(*place) for place in places]
+            deaths = [death for death in greet(processes) if death is not None]
+            if not deaths:
+                break
+        else:
+            raise SandboxError(f"a worker does not start: {deaths[0]}")
+        if self.sandbox == "require":
+            for process in processes:
+                for layer in REQUIRED:
+                    if (why := process.layers.get(layer, "not reported")) is not None:
+                        raise SandboxError(_not_locked(layer, why))
+        return processes
+
+    def _ready(self, slot: int, digest: str) -> Process:
+        """The process of a slot for a package; a new one where the old is dead or has served its time."""
         if self._closed:
             raise ValueError("the pool is closed")
-        process = self._processes[slot]
-        if process is not None and process.alive and process.opened < self.recycle:
-            return process
-        if process is not None:
+        processes = self._processes[slot]
+        process = processes.pop(digest, None) or processes.pop("", None)
+        if process is not None and not (process.alive and process.opened < self.recycle):
             process.kill()
             self.restarts += 1
-        process = self._processes[slot] = Process(*self._process_options)
+            process = None
+        processes[digest] = process = process or Process(*self._process_options)
         if self._closed:  # meanwhile, by another thread
             process.kill()
         return process
 
-    def _free(self, key: int) -> None:
+    def _free(self, key: int, digest: str) -> None:
         """Called when a handle was dropped, by any thread and in the middle of anything, so it only leaves a note."""
-        process = self._processes[key % self.workers]
+        process = self._processes[key % self.workers].get(digest)
         if process is not None:
             process.freed.append(key)
+
+
+def _not_locked(layer: str, why: str) -> str:
+    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    return (
+        f"sandbox 'require': the layer {layer} is missing on {system} ({why}); use Linux on x86_64 or aarch64, in a container one whose "
+        "seccomp profile allows prctl and seccomp, or choose best_effort for code that you trust"
+    )
 
 
 def _where(item: _Item) -> str:

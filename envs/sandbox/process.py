@@ -7,6 +7,7 @@ nobody's time beyond the deadline.
 from __future__ import annotations
 
 import collections
+import json
 import os
 import pathlib
 import selectors
@@ -15,12 +16,16 @@ import subprocess
 import sys
 import time
 
+from envs.package import ALLOWED_MODULES
+from envs.sandbox.lockdown import LAYERS
 from envs.sandbox.replies import MAX_REPLY_BYTES
 from envs.sandbox.worker import HEADER
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 CPU_SECONDS = 3600  # of one worker in its life; a worker that reaches it is replaced without harm
 STDERR_TAIL = 2000
+HELLO_BYTES = 10_000
+START_SECONDS = 60.0  # for a worker to start and lock itself down, which takes a tenth of one where nothing is in the way
 # -I would be -E -P -s, and -E ignores PYTHONHASHSEED too. The environment holds nothing else of Python's, so -E is not missed.
 INTERPRETER = (sys.executable, "-s", "-P", "-S", "-B")
 
@@ -41,15 +46,21 @@ class Process:
       packages: digests of the sources that were sent.
       freed: keys to forget with the next message; filled when a handle is dropped, maybe by another thread.
       opened: resets so far, the age of the worker.
+      layers: what `envs.sandbox.lockdown` did, {layer: None where it is on, else why not}; None until `greet` has read it.
+
+    Args:
+      locked: whether it locks itself down.
+      without: layers that it leaves out then.
     """
 
-    def __init__(self, hash_seed: int, memory_bytes: int):
+    def __init__(self, hash_seed: int, memory_bytes: int, locked: bool, without: tuple[str, ...] = ()):
         request_end, self.write_end = os.pipe()
         self.read_end, reply_end = os.pipe()
-        arguments = (request_end, reply_end, os.getpid(), memory_bytes, CPU_SECONDS, MAX_REPLY_BYTES)
+        arguments = (request_end, reply_end, os.getpid(), memory_bytes, CPU_SECONDS, MAX_REPLY_BYTES, "locked" if locked else "off")
+        lists = (",".join(without), ",".join(sorted(ALLOWED_MODULES)))
         try:
             self.popen = subprocess.Popen(
-                [*INTERPRETER, str(WORKER), *map(str, arguments)],
+                [*INTERPRETER, str(WORKER), *map(str, arguments), *lists],
                 env={"PATH": "/nonexistent", "LANG": "C.UTF-8", "PYTHONHASHSEED": str(hash_seed)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -72,6 +83,7 @@ class Process:
         self.packages: set[str] = set()
         self.freed: collections.deque[int] = collections.deque()
         self.opened = 0
+        self.layers: dict[str, str | None] | None = None
 
     @property
     def alive(self) -> bool:
@@ -114,14 +126,16 @@ class Process:
 class _Exchange:
     """One message to one process, half sent and half answered."""
 
-    def __init__(self, process: Process, payload: bytes, largest: int):
+    def __init__(self, process: Process, payload: bytes | None, largest: int):
         self.process, self.largest = process, largest
-        self.unsent = memoryview(HEADER.pack(len(payload)) + payload)
+        self.unsent = memoryview(b"" if payload is None else HEADER.pack(len(payload)) + payload)
         self.received = bytearray()
         self.result: bytes | Death | None = None
 
     def write(self) -> bool:
         """Sends on; False when all is sent or nobody reads (the end of the reply pipe will tell)."""
+        if not self.unsent:
+            return False
         try:
             self.unsent = self.unsent[os.write(self.process.write_end, self.unsent) :]
         except BlockingIOError:
@@ -148,11 +162,11 @@ class _Exchange:
         return self.result is None
 
 
-def exchange(messages: list[tuple[Process, bytes, int]], deadline_s: float) -> list[bytes | Death]:
+def exchange(messages: list[tuple[Process, bytes | None, int]], deadline_s: float) -> list[bytes | Death]:
     """Sends one message to each process and waits for all replies at the same time; a process that fails is killed.
 
     Args:
-      messages: (process, payload, largest reply in bytes), every process once.
+      messages: (process, payload or None to wait for what it says unasked, largest reply in bytes), every process once.
       deadline_s: for all of them together, in seconds.
 
     Returns:
@@ -182,6 +196,26 @@ def exchange(messages: list[tuple[Process, bytes, int]], deadline_s: float) -> l
         if one.result is None:
             one.result = one.process.death("deadline", f"no reply within {deadline_s:g} s")
     return [one.result for one in exchanges]
+
+
+def greet(processes: list[Process]) -> list[Death | None]:
+    """Waits until workers that were just started are ready, and takes down their layers. No code of an environment runs before.
+
+    Returns:
+      For each why it will never be ready, or None.
+    """
+    new = [process for process in processes if process.layers is None]
+    try:
+        results = dict(zip(new, exchange([(process, None, HELLO_BYTES) for process in new], START_SECONDS), strict=True))
+    except BaseException:  # interrupted, with half a message read
+        for process in new:
+            process.kill()
+        raise
+    for process, result in results.items():
+        if isinstance(result, bytes):
+            hello = json.loads(result)
+            process.layers = {layer: hello[layer] for layer in LAYERS if layer in hello}
+    return [death if isinstance(death := results.get(process), Death) else None for process in processes]
 
 
 def _forget(selector: selectors.BaseSelector, descriptor: int) -> None:

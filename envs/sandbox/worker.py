@@ -1,41 +1,61 @@
 """What runs in a worker process: many episodes of many packages, one message in, one message out.
 
-The host starts this file as a script under an isolated interpreter, so it imports the standard library alone. A message is a 4-byte length
-and JSON: `{"packages": {digest: source}, "free": [episode], "requests": [[episode, op, arguments]]}` in,
-`[[fault or null, value], ...]` out, in the same order. An exception of an environment ends its episode and nobody else's. The process is
-limited in memory, CPU time and files, but the kernel is not locked down yet: see `envs.sandbox.host`.
+The host starts this file as a script under an isolated interpreter, so it imports the standard library alone. First it imports what
+environments may use, locks itself down (`envs.sandbox.lockdown`) and says which layers are on, `{layer: null or why not}`. Then a message
+is a 4-byte length and JSON: `{"packages": {digest: source}, "free": [episode], "requests": [[episode, op, arguments]]}` in,
+`[[fault or null, value], ...]` out, in the same order. An exception of an environment ends its episode and nobody else's.
 """
 
+import contextlib
+import hashlib
+import importlib
 import json
 import linecache
 import os
-import resource
 import struct
 import sys
 import traceback
 import types
+from importlib.machinery import SourceFileLoader
 
 HEADER = struct.Struct("<I")
 SURPLUS = "the reply is larger than {} bytes"
 
 
-def limit(memory_bytes, cpu_seconds):
-    """Limits that stop accidents: a memory bomb raises MemoryError, an endless loop that outlived its host ends."""
-    for name, value in (("AS", memory_bytes), ("CPU", cpu_seconds), ("CORE", 0), ("NOFILE", 64)):
-        which = getattr(resource, "RLIMIT_" + name)
-        hard = resource.getrlimit(which)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (value, value))
+# What the modules that environments may import import only in the middle of their work.
+LAZY = """
+_strptime collections.abc contextlib html.entities html.parser inspect json.scanner locale reprlib signal struct tokenize types warnings
+weakref
+""".split()
+DIGESTS = "_blake2 _md5 _sha1 _sha2 _sha256 _sha3 _sha512".split()  # of random and hashlib; each Python has some of them
+ENCODINGS = """
+aliases ascii base64_codec cp1252 hex_codec idna iso8859_15 latin_1 punycode raw_unicode_escape rot_13 unicode_escape utf_7 utf_8_sig utf_16
+utf_16_be utf_16_le utf_32 utf_32_be utf_32_le
+""".split()
 
 
-def die_with_parent(parent):
-    """Linux ends this process when the thread that started it ends; elsewhere the end of the request pipe does, between messages."""
-    if sys.platform == "linux":
-        import ctypes
+def load_sibling(name):
+    """A file of this folder as a module; the folder is on no path."""
+    module = types.ModuleType(name)
+    SourceFileLoader(name, os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")).exec_module(module)
+    return module
 
-        ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
-    if os.getppid() != parent:
-        sys.exit("the host has gone")
+
+def prepare(modules):
+    """Loads all that is read from files, since none can be opened later."""
+    for name in (*modules, *LAZY, *("encodings." + name for name in ENCODINGS)):
+        importlib.import_module(name)
+    for name in hashlib.algorithms_guaranteed:
+        with contextlib.suppress(ValueError):  # some systems refuse the old ones
+            hashlib.new(name)
+    for name in DIGESTS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for source in ("nothing", "''.nothing", "1 +"):  # a traceback, with what it suggests
+        try:
+            exec(source, {})
+        except Exception as error:
+            traceback.format_exception(error)
 
 
 class Worker:
@@ -103,13 +123,24 @@ class Worker:
             self.sources.update(message["packages"])
             for key in message["free"]:
                 self.episodes.pop(key, None)
-            body = b"[" + b",".join([self.answer(*request) for request in message["requests"]]) + b"]"
-            replies.write(HEADER.pack(len(body)) + body)
-            replies.flush()
+            send(replies, b"[" + b",".join([self.answer(*request) for request in message["requests"]]) + b"]")
+
+
+def send(replies, body):
+    """One message to the host."""
+    replies.write(HEADER.pack(len(body)) + body)
+    replies.flush()
+
+
+def main(reading, writing, host, memory_bytes, cpu_seconds, reply_bytes, locked, without, modules):
+    """The life of a worker; the arguments as in `envs.sandbox.process`."""
+    requests, replies = os.fdopen(int(reading), "rb"), os.fdopen(int(writing), "wb")
+    lockdown = load_sibling("lockdown")
+    lockdown.restrain(int(memory_bytes), int(cpu_seconds), int(host))
+    prepare(modules.split(","))
+    send(replies, json.dumps(lockdown.lock_down(without.split(",")) if locked == "locked" else {}).encode())
+    Worker(int(reply_bytes)).serve(requests, replies)
 
 
 if __name__ == "__main__":
-    reading, writing, host, memory, cpu, reply_bytes = map(int, sys.argv[1:])
-    die_with_parent(host)
-    limit(memory, cpu)
-    Worker(reply_bytes).serve(os.fdopen(reading, "rb"), os.fdopen(writing, "wb"))
+    main(*sys.argv[1:])

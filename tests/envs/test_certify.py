@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from envs import PackageError, Pool
+from envs import Pool
 from envs.certify import certify
 from envs.probes import nothing, play, recite, sample_value, spam
 
@@ -24,7 +24,7 @@ def failing(certificate):
 
 def test_an_honest_environment_is_certified(make_package, pool):
     package = make_package()
-    certificate = certify(package, pool, trusted=True, target_tools=pool.function(package, "tools"), seeds=SEEDS)
+    certificate = certify(package, pool, target_tools=pool.function(package, "tools"), seeds=SEEDS)
     assert certificate.passed and not certificate.reasons, certificate.to_text()
     assert all(check.passed for check in certificate.checks) and len(certificate.checks) >= 15
     assert certificate.digest == package.digest and certificate.seeds == (0, 19, 20)
@@ -73,7 +73,7 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_environment_is_refused_for_its_fault(what, make_package, pool):
     replacements, meta, expected = WRONG[what]
-    certificate = certify(make_package(*replacements, **meta), pool, trusted=True, seeds=SEEDS)
+    certificate = certify(make_package(*replacements, **meta), pool, seeds=SEEDS)
     assert expected <= failing(certificate), certificate.to_text()
     assert all("\n" not in reason for reason in certificate.reasons)
     assert not certificate.passed and len(certificate.reasons) == len(failing(certificate)) and "NOT certified" in certificate.to_text()
@@ -82,9 +82,9 @@ def test_a_wrong_environment_is_refused_for_its_fault(what, make_package, pool):
 def test_a_crashing_environment_is_refused_and_the_pool_lives_on(make_package):
     with Pool(1, deadline_s=2.0, quarantine=2) as pool:
         crashing = make_package(('return "ok"', "import os; os._exit(1)"), gate=False)
-        certificate = certify(crashing, pool, trusted=True, seeds=range(6))
+        certificate = certify(crashing, pool, seeds=range(6))
         assert {"faults", "oracle"} <= failing(certificate)
-        assert certify(make_package(), pool, trusted=True, seeds=range(6)).passed
+        assert certify(make_package(), pool, seeds=range(6)).passed
 
 
 def test_tools_are_compared_with_the_targets(make_package, pool):
@@ -93,13 +93,16 @@ def test_tools_are_compared_with_the_targets(make_package, pool):
     changed = json.loads(json.dumps(tools))
     changed[1]["function"]["description"] = "other"
     for target, words in ((changed, "schema differs: write_code"), (tools[:1], "not in the target: write_code"), (None, "not compared")):
-        check = next(c for c in certify(package, pool, trusted=True, target_tools=target, seeds=range(4)).checks if c.name == "tools")
+        check = next(c for c in certify(package, pool, target_tools=target, seeds=range(4)).checks if c.name == "tools")
         assert words in check.detail and check.passed is (None if target is None else False)
 
 
-def test_a_package_is_not_run_unless_it_is_trusted(make_package, pool):
-    with pytest.raises(PackageError, match="no kernel lock-down yet"):
-        certify(make_package(), pool, trusted=False)
+def test_the_comparison_runs_in_the_same_sandbox(make_package, monkeypatch):
+    made = []
+    monkeypatch.setattr("envs.certify.Pool", lambda *args, **options: made.append(options) or Pool(*args, **options))
+    with Pool(1, sandbox="off") as pool:
+        certify(make_package(), pool, seeds=range(4))
+    assert [options["sandbox"] for options in made] == ["off"]
 
 
 def test_players_depend_on_seed_and_replies_alone(make_package, pool):

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from envs import EnvironmentFault, Pool, Reply, Start
+from envs.sandbox.host import KEPT
 
 ACT = ("call", ("list_codes", {}))
 SAY = ("respond", ("done",))
@@ -51,7 +52,7 @@ def test_results_do_not_depend_on_workers_company_or_recycling(make_package):
 KILLERS = {  # what the tool does instead of its work, and words of the fault
     "deadline": ("while True: pass", "no reply within"),
     "crash": ("import os; os.write(2, b'goodbye'); os._exit(3)", "exit code 3; its last words: goodbye"),
-    "signal": ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
+    "signal": ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
     "reply": ("import os, sys; os.write(int(sys.argv[2]), b'x' * 99)", "bytes where at most"),
 }
 
@@ -160,7 +161,7 @@ def test_an_environment_that_leaves_its_seed_is_found_at_replay(make_package):
         first, other = pool.open(fickle, 0), pool.open(honest, 0)
         pool.batch([(first, "reset", ()), (other, "reset", ())])
         pool.batch([(first, "call", ("write_code", {"code": "1"})), (other, *ACT)])
-        pool.open(honest, 1).reset()  # two episodes were opened, so this comes in a new worker
+        pool.open(fickle, 1).reset()  # two episodes of it were opened, so its next request comes to a new worker
         fault, reply = pool.batch([(first, "score", ()), (other, *ACT)])
         assert isinstance(fault, EnvironmentFault) and fault.kind == "replay" and isinstance(reply, Reply)
 
@@ -208,7 +209,7 @@ def test_a_worker_that_died_between_batches_is_replaced_without_blame(make_packa
     with Pool(1) as pool:
         episode = pool.open(package, 0)
         episode.reset()
-        process = pool._processes[0].popen
+        process = pool._processes[0][package.digest].popen
         process.kill()
         process.wait()
         assert isinstance(episode.call("list_codes", {}), Reply) and pool.restarts == 1
@@ -237,7 +238,7 @@ def test_workers_see_a_clean_environment_and_inherit_no_files(make_package, monk
     site = "[p for p in sys.path if 'site' in p]"
     probe = f"import os, sys; return repr((sorted(os.environ), sorted(map(int, os.listdir('/proc/self/fd'))), {site}))"
     package = make_package(('return "ok"', probe), gate=False)
-    with open(tmp_path / "open", "w") as file, Pool(1) as pool:
+    with open(tmp_path / "open", "w") as file, Pool(1, sandbox="off") as pool:  # a locked worker cannot look
         os.set_inheritable(file.fileno(), True)
         episode = pool.open(package, 0)
         episode.reset()
@@ -247,7 +248,7 @@ def test_workers_see_a_clean_environment_and_inherit_no_files(make_package, monk
 
 
 def test_workers_end_with_their_host():
-    code = "import time; from envs import Pool; p = Pool(2); print(*(q.popen.pid for q in p._processes), flush=True); time.sleep(60)"
+    code = "import time; from envs import Pool; p = Pool(2); print(*(q[''].popen.pid for q in p._processes), flush=True); time.sleep(60)"
     host = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pids = list(map(int, host.stdout.readline().split()))
     host.kill()
@@ -278,3 +279,16 @@ def test_batched_steps_are_fast(make_package):
             pool.batch([(episode, *ACT) for episode in episodes for _ in range(4)])
             rates.append(1024 / (time.perf_counter() - began))
     assert max(rates) > 4_000, rates
+
+
+def test_packages_share_no_process_and_those_not_used_for_long_end(make_package):
+    marker = ('return "ok"', "import sys; sys.seen = getattr(sys, 'seen', 0) + 1; return str(sys.seen)")
+    packages = [make_package(marker, gate=False, version=str(number)) for number in range(KEPT + 2)]
+    write = ("call", ("write_code", {"code": ""}))
+    with Pool(1) as pool:
+        episodes = [pool.open(package, 0) for package in packages]
+        answers = pool.batch([(episode, *step) for episode in episodes for step in (("reset", ()), write)])
+        assert [answer.text for answer in answers[1::2]] == ["1"] * len(packages)
+        assert list(pool._processes[0]) == [package.digest for package in packages[2:]] and pool.restarts == 0
+        assert episodes[0].call("write_code", {"code": ""}).text == "2"  # played again in a new one
+        assert list(pool._processes[0]) == [package.digest for package in (*packages[3:], packages[0])]

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from envs import Pool
 from envs.builtin import LIBRARY, load_builtin
 from envs.certify import CheckResult
 from envs.package import write_package
@@ -32,12 +33,22 @@ def test_a_folder_with_the_same_code_is_certified_too(tmp_path, capsys):
     assert capsys.readouterr().out.endswith("\ncertified\n")
 
 
-def test_the_code_of_others_is_not_run(tmp_path):
+def test_the_code_of_others_runs_where_the_kernel_holds_it_or_not_at_all(tmp_path, capsys, monkeypatch):
     package = load_builtin(ONE)
     write_package(tmp_path, package.meta, package.source + "\nopened = 1\n")
-    with pytest.raises(InputError, match="not one of the packages that come with trace-jax"):
+    run(tmp_path)
+    text = capsys.readouterr().out
+    assert text.startswith("sandbox require: ") and "seccomp" in text.splitlines()[0] and text.endswith("\ncertified\n")
+    monkeypatch.setattr(certify, "Pool", lambda **options: Pool(**options, _without=("seccomp",)))
+    with pytest.raises(InputError, match=r"the layer seccomp is missing on Linux .* \(left out\); use Linux on"):
         run(tmp_path)
+    run(ONE)
+    assert "without seccomp (left out)" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_no_package_is_refused(tmp_path):
     (tmp_path / "package.json").write_text(json.dumps({"name": "x"}))
+    (tmp_path / "environment.py").write_text("")
     with pytest.raises(InputError, match=r"package\.json: field 'capability' is missing"):
         run(tmp_path)
     with pytest.raises(InputError, match=r"typo/package\.json: No such file"):

@@ -1,9 +1,11 @@
+import dataclasses
 import shutil
 import types
 
 import jax
 import pytest
 
+from envs import Pool
 from rl.trajectory import encode_shard
 from tests.trace_jax import tiny
 from trace_jax.errors import InputError
@@ -176,3 +178,25 @@ def test_compiled_programs_are_kept_for_the_next_run(runtime, monkeypatch, tmp_p
             assert jax.config.jax_compilation_cache_dir == "/the/users/own"
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_what_holds_the_workers_is_kept_and_a_missing_layer_printed(runtime, monkeypatch):
+    runtime.__dict__.pop("pool", None)
+    config = dataclasses.replace(runtime.config, generator="llm")
+    monkeypatch.setattr(runtime, "config", config)
+    printed = []
+    monkeypatch.setattr(runtime.progress, "print", printed.append)
+    monkeypatch.setattr("trace_jax.runtime.Pool", lambda *args, **options: Pool(*args, **options, _without=("landlock",)))
+    with runtime.pool as pool:
+        assert pool.sandbox == "require"
+    record = runtime.workdir.read_json("sandbox.json")
+    assert record["mode"] == "require" and "seccomp" in record["layers"] and record["missing"]["landlock"] == "left out"
+    assert len(printed) == 1 and "without landlock" in printed[0]
+    del runtime.pool
+    monkeypatch.setattr("trace_jax.runtime.Pool", lambda *args, **options: Pool(*args, **options, _without=("seccomp",)))
+    with pytest.raises(InputError, match="config field 'rollout.sandbox': sandbox 'require': the layer seccomp is missing"):
+        runtime.pool  # noqa: B018
+    monkeypatch.setattr(runtime, "config", dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, sandbox="off")))
+    with runtime.pool as pool:
+        assert pool.sandbox == "off" and pool.layers == () and "off" in printed[-1]
+    del runtime.pool

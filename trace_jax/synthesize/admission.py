@@ -53,7 +53,7 @@ def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
     seeds = range(CALIBRATION, CALIBRATION + runtime.config.synthesis.certify_seeds)
 
     def make() -> dict[str, Any]:
-        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, trusted=True)
+        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds)
         return certificate.to_json() | {"reasons": certificate.reasons}
 
     return runtime.processes.agree(make)
