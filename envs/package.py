@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 import pathlib
 import re
@@ -125,7 +124,7 @@ def parse_package(meta: str | dict[str, Any], source: str, path: str = "") -> Pa
     if isinstance(meta, str):
         try:
             meta = json.loads(meta)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PackageError(f"{where}: not JSON: {error}") from None
     if not isinstance(meta, dict):
         raise PackageError(f"{where}: must be an object with the fields {', '.join(FIELDS)}")
@@ -221,4 +220,4 @@ def _parse_knob(knob: Any, where: str) -> Knob:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # not NaN, and no int beyond floats

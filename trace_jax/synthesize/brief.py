@@ -19,6 +19,7 @@ from trace_jax.diagnose.evidence import LACKING
 from trace_jax.diagnose.select import decode_selection
 from trace_jax.errors import InputError
 from trace_jax.runtime import TRAIN_TASKS, Runtime
+from trace_jax.synthesize.handin import KNOBS
 
 PROMPT = "environment_generation"
 EXAMPLES = 3
@@ -57,6 +58,8 @@ def write_briefs(runtime: Runtime, templates: Templates, capabilities: Sequence[
             library=library_example(capability, int(budget * _LIBRARY)),
             modules=sorted(ALLOWED_MODULES - {"__future__"}),
             turns=config.rollout.max_turns,
+            max_turns=target.max_turns,
+            max_knobs=KNOBS,
             context=config.rollout.context,
             turn_tokens=config.rollout.max_tokens,
             **bounds,

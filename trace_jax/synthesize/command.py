@@ -95,7 +95,7 @@ def require_finished(workdir: Workdir, results: Mapping[str, Mapping[str, Any]],
     left = {capability: result for capability, result in results.items() if result.get("status") in statuses}
     if waiting := [capability for capability, result in left.items() if result["status"] == OPEN]:
         why = left[waiting[0]]["reasons"][0]
-        raise Unfinished(f"{', '.join(waiting)}: no environment yet, since nobody answered ({why}); the same command goes on from there")
+        raise Unfinished(f"{', '.join(waiting)}: no environment yet: {why}; the same command goes on from there")
     if left:
         said = "; ".join(f"{capability}: {result['reasons'][-1]}" for capability, result in left.items())
         where = ", ".join(f"{workdir.root}/environments/{capability}/generation.json" for capability in left)

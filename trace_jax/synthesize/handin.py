@@ -14,6 +14,7 @@ from typing import Any
 from envs import Package, PackageError, parse_package
 from envs.package import REQUIRED_NAMES, check_source
 
+KNOBS = 8  # most difficulty settings: the oracle is tried at both ends of each
 TOOLS = (3, 5)  # tools of the target that an environment has
 SENTENCES = (3, 5)  # of the rationale
 _BLOCK = re.compile(r"^(`{3,})[ \t]*(\w*)[^\n]*\n(.*?)^\1[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -36,7 +37,7 @@ class HandIn:
     faults: list[str]
 
 
-def read_hand_in(answer: str, capability: str, target: str) -> HandIn:
+def read_hand_in(answer: str, capability: str, target: Package) -> HandIn:
     """The package in an answer, for a capability of a target."""
     said = answer.replace("\r\n", "\n").rpartition("</think>")[2]
     blocks = [(match[2].lower(), match[3]) for match in _BLOCK.finditer(said)]
@@ -74,16 +75,20 @@ def tool_faults(tools: Sequence[dict[str, Any]], target: Sequence[dict[str, Any]
     return faults
 
 
-def _meta_faults(text: str, capability: str, target: str) -> list[str]:
+def _meta_faults(text: str, capability: str, target: Package) -> list[str]:
     try:
         package = parse_package(text, _EMPTY)
     except PackageError as error:
         return [str(error)]
-    wanted = {"name": f"{target}_{capability}", "capability": capability, "target": target}
+    wanted = {"name": f"{target.name}_{capability}", "capability": capability, "target": target.name}
     faults = [f"package.json: {field} = {getattr(package, field)!r} must be {value!r}" for field, value in wanted.items()
               if getattr(package, field) != value]  # fmt: skip
+    if package.max_turns > target.max_turns:
+        faults.append(f"package.json: max_turns = {package.max_turns} is more than the target's {target.max_turns}")
     if not package.knobs:
         faults.append("package.json: knobs is empty; give at least one difficulty setting with default, min and max")
+    elif len(package.knobs) > KNOBS:
+        faults.append(f"package.json: {len(package.knobs)} knobs, there may be {KNOBS}")
     count = len(_sentences(package.rationale))
     if not SENTENCES[0] <= count <= SENTENCES[1]:
         faults.append(f"package.json: rationale has {count} sentence{'s' * (count != 1)}, it must have {SENTENCES[0]} to {SENTENCES[1]}")

@@ -6,7 +6,7 @@ from envs.builtin import load_builtin
 from trace_jax.synthesize.handin import read_hand_in, tool_faults
 
 CAPABILITY = "multi_step_task_completion"
-PACKAGE = load_builtin(CAPABILITY)
+PACKAGE, DESK = load_builtin(CAPABILITY), load_builtin("desk")
 TARGET = [
     {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}}
     for name in ("a", "b", "c", "d", "e", "f")
@@ -19,13 +19,13 @@ def answer(source: str = PACKAGE.source, **meta) -> str:
 
 
 def faults(text: str) -> list[str]:
-    found = read_hand_in(text, CAPABILITY, "desk")
+    found = read_hand_in(text, CAPABILITY, DESK)
     assert (found.package is None) == bool(found.faults)
     return found.faults
 
 
 def test_two_blocks_are_a_package():
-    found = read_hand_in(answer(), CAPABILITY, "desk")
+    found = read_hand_in(answer(), CAPABILITY, DESK)
     assert found.faults == [] and found.package.meta == PACKAGE.meta
     assert found.texts["environment.py"].strip() == PACKAGE.source.strip() and json.loads(found.texts["package.json"]) == PACKAGE.meta
 
@@ -58,7 +58,11 @@ def test_fences_of_any_length_and_thoughts_before_the_answer_are_understood(text
         (answer(capability="patience"), ["capability = 'patience' must be 'multi_step_task_completion'"]),
         (answer(target="airline"), ["target = 'airline' must be 'desk'"]),
         (answer(knobs={}), ["knobs is empty"]),
+        (answer(knobs={f"k{n}": {"default": 1, "min": 0, "max": 2} for n in range(9)}), ["9 knobs, there may be 8"]),
+        (answer(knobs={"k": {"default": 1, "min": 0, "max": 10**400}}), ["knobs.k.max = 1000"]),
+        (answer(knobs="KNOBS").replace('"KNOBS"', "[" * 100_000), ["package.json: not JSON"]),
         (answer(max_turns=0), ["max_turns = 0"]),
+        (answer(max_turns=10**9), ["max_turns = 1000000000 is more than the target's 10"]),
         (answer(rationale="It helps."), ["rationale has 1 sentence, it must have 3 to 5"]),
         (answer(rationale="It helps, e.g. here. " * 6), ["rationale has 6 sentences"]),
         (answer("def f(:\n    pass"), ["environment.py: not Python"]),
