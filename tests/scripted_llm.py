@@ -107,6 +107,8 @@ class Server:
         try:
             said = self.script(asked)
             return await self._send(request, asked, Reply(said) if isinstance(said, str) else said)
+        except ConnectionResetError:  # the client has gone
+            return web.Response()
         finally:
             self._open -= 1
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trace_jax.workdir import Workdir
 
 REPAIRS = 2  # turns in which an author may mend its answer
+BACKOFF = 1.0  # seconds before the second attempt; each further wait is twice as long
 _LONGEST_WAIT = 60.0  # seconds between two attempts, unless the backend asks for more
 _LONGEST_OBEYED = 600.0  # seconds that a backend may ask for
 _PATIENCE = 8, 3  # failures in a row, at least, and times the concurrency, after which nothing is sent any more
@@ -57,16 +58,15 @@ class Client:
 
     Args:
       stage: of the run, under which the record has what is asked here.
-      backoff: seconds before the second attempt; each further wait is twice as long.
 
     Attributes:
       usage: of what was asked here, an exchange once however often it was needed; `earlier` are those that the record had.
     """
 
-    def __init__(self, backend: Backend, workdir: Workdir, templates: Templates, settings: AgentsSection, stage: str, backoff: float = 1.0):
+    def __init__(self, backend: Backend, workdir: Workdir, templates: Templates, settings: AgentsSection, stage: str):
         self.backend, self.settings, self.stage = backend, settings, stage
         self.usage = Usage()
-        self._workdir, self._templates, self._backoff = workdir, templates, backoff
+        self._workdir, self._templates = workdir, templates
         self._counted: set[tuple[str, int]] = set()
         self._last_session: _Session | None = None
 
@@ -157,7 +157,7 @@ class Client:
         failure = None
         for attempt in range(self.settings.attempts):
             if attempt:
-                await asyncio.sleep(self._wait(attempt, failure.retry_after))
+                await asyncio.sleep(_wait(attempt, failure.retry_after))
             if session.failures >= max(_PATIENCE[0], _PATIENCE[1] * self.settings.concurrency):
                 raise failure or Unavailable(f"not asked: no answer {session.failures} times in a row, the last: {session.reason}")
             try:
@@ -179,12 +179,6 @@ class Client:
             self._counted.add((exchange.key, exchange.limit))
             self.usage += dataclasses.replace(exchange.usage, earlier=int(earlier))
 
-    def _wait(self, attempt: int, retry_after: float | None) -> float:
-        """Seconds before an attempt, 1 the second one; their random part keeps those apart who failed together."""
-        if retry_after is not None:
-            return min(max(retry_after, 0.0), _LONGEST_OBEYED) + random.uniform(0, self._backoff)
-        return min(self._backoff * 2 ** (attempt - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)
-
 
 def _judge(exchange: Exchange, schema: Schema | None, check: Check | None) -> tuple[object, list[str]]:
     """The value of an answer, None without a schema or where it does not fit, and the answer's faults."""
@@ -195,6 +189,13 @@ def _judge(exchange: Exchange, schema: Schema | None, check: Check | None) -> tu
         return None, faults if exchange.text.strip() else ["it is empty"]
     value, faults = read_answer(exchange.text, schema)
     return value, faults or (list(check(value)) if check else [])
+
+
+def _wait(attempt: int, retry_after: float | None) -> float:
+    """Seconds before an attempt, 1 the second one; their random part keeps those apart who failed together."""
+    if retry_after is not None:
+        return min(max(retry_after, 0.0), _LONGEST_OBEYED) + random.uniform(0, BACKOFF)
+    return min(BACKOFF * 2 ** (attempt - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)
 
 
 def _landed(flying: dict[str, asyncio.Task[Exchange]], key: str, task: asyncio.Task[Exchange]) -> None:

@@ -84,13 +84,15 @@ class _Program:
         return os.environ
 
     def _read(self, output: Output, folder: pathlib.Path) -> Answer:
-        """Raises Unavailable where it is no answer."""
+        """Raises Unavailable where it is no answer, InputError where the program does not know our flags."""
         if output.code or not output.text.strip():
             raise self._failed(output)
         return Answer(output.text.strip())
 
-    def _failed(self, output: Output, said: str = "") -> Unavailable:
+    def _failed(self, output: Output, said: str = "") -> Unavailable | InputError:
         last = shorten(redact(said or output.errors or output.text)[-600:]) or "without a word"
+        if any(words in output.errors for words in ("unknown option", "unexpected argument")):
+            return InputError(f"agents.backend={self.name}: {last}; another version of it is needed")
         return Unavailable(f"agents.backend={self.name}: exit code {output.code}{'' if output.text else ', no output'}: {last}")
 
 

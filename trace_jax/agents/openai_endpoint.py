@@ -98,9 +98,9 @@ class Endpoint:
             more["seed"] += sample  # else all samples would be the same one
         create = self._connected().chat.completions.with_raw_response.create
         raw = await create(model=self.model, messages=talk, extra_body=more, **request)
-        return self._read(raw.http_response.text)
+        return self._read(raw.http_response.text, raw.http_response.headers)
 
-    def _read(self, body: str) -> Answer:
+    def _read(self, body: str, headers: Mapping[str, str]) -> Answer:
         """The answer in a body.
 
         Raises:
@@ -112,7 +112,7 @@ class Endpoint:
             message = choice["message"]
             content, refusal = message.get("content"), message.get("refusal")
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-            what = shorten(redact(body), 120) or "an empty body"
+            what = _clean(body, headers) or "an empty body"
             raise Unavailable(f"agents.backend={self.name}: status 200, but no chat completion: {what}") from None
         text = next((x for x in (content, refusal) if isinstance(x, str) and x), "")
         return Answer(text, choice.get("finish_reason") == "length", _usage(found.get("usage")))
@@ -129,9 +129,7 @@ class Endpoint:
         """What the endpoint said, without what is nobody's business."""
         body = error.body
         said = body.get("message") if isinstance(body, Mapping) else body
-        headers = error.response.headers
-        named = [headers.get(name) or "" for name in ("openai-organization", "openai-project")]
-        text = shorten(redact(str(said or "without a word"), *named, self._key if len(self._key) > 5 else ""))
+        text = _clean(str(said or "without a word"), error.response.headers)
         fix = "; lower config field 'agents.prompt_tokens'" if "context" in text and error.status_code in (400, 413, 422) else ""
         return f"agents.backend={self.name}: status {error.status_code}: {text}{_FIXES.get(error.status_code, fix)}"
 
@@ -158,6 +156,11 @@ def served_endpoint(settings: AgentsSection) -> Endpoint:
     """A server of `trace-jax serve`, which has no keys and samples text alone."""
     url = (settings.url or "http://127.0.0.1:8000").rstrip("/") + "/v1"
     return Endpoint("served", settings.model or "trace-jax", url, "none", settings, structured=False)
+
+
+def _clean(text: str, headers: Mapping[str, str]) -> str:
+    """What an endpoint wrote, in short, without the names that its headers have."""
+    return shorten(redact(text, *(headers.get(name, "") for name in ("openai-organization", "openai-project"))))
 
 
 def _usage(found: Any) -> Usage | None:

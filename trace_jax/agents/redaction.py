@@ -15,6 +15,7 @@ HIDDEN = "[redacted]"
 _KEYS = re.compile(r".*_(API_KEY|AUTH_TOKEN|ACCESS_TOKEN|TOKEN|SECRET|SECRET_KEY|PASSWORD)")
 _ACCOUNT = ("OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_ORGANIZATION", "OPENAI_PROJECT_ID", "ANTHROPIC_BASE_URL")
 _SHORTEST = 6  # characters of a value that is looked for; "none" or "EMPTY", the keys of servers without keys, are words of any text
+_KEY_LENGTH = 12
 
 _FORMS = [
     (re.compile(r"\b([A-Za-z][\w+.-]*://)[^\s/@'\"]+@"), rf"\1{HIDDEN}@"),  # user and password of a URL
@@ -24,7 +25,7 @@ _FORMS = [
                    r"(?:Basic\s+)?[^\s'\",;}\])]+", re.IGNORECASE),
         rf"\1\2{HIDDEN}",
     ),
-    (re.compile(r"\b(?:sk|rk|pk|gsk|xai|hf)[-_][\w*.-]*[\w*]|\bAIza[\w-]{10,}"), HIDDEN),
+    (re.compile(r"\b(?:sk|rk|pk)-[\w*.-]*[\w*]|\b(?:sk|gsk|xai|hf)[-_](?=\w*\d)\w{10,}|\bAIza[\w-]{10,}"), HIDDEN),
     (re.compile(r"\borg-\w[\w-]*"), HIDDEN),
     (re.compile(r"\b(?:proj_|user-)(?=\w*[\dA-Z]|\w{16})\w+"), HIDDEN),  # not `user-agent`, nor the `proj_weight` of a traceback
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), HIDDEN),  # an e-mail address
@@ -45,9 +46,10 @@ def redact(text: str, *more: str) -> str:
 
 
 def without_keys(text: str) -> str:
-    """The text without the values of the environment's keys. An answer is kept as it came but for these."""
+    """The text without the values of the environment's API keys. An answer is kept as it came but for these; what is too short for a key
+    may be a word of it."""
     for name, value in os.environ.items():
-        if _KEYS.fullmatch(name) and len(value) >= _SHORTEST:
+        if name.endswith("_API_KEY") and len(value) >= _KEY_LENGTH:
             text = text.replace(value, HIDDEN)
     return text
 

@@ -1,4 +1,4 @@
-"""An agent over a scripted endpoint, as the steps make it, its waits a thousandth of theirs."""
+"""An agent over a scripted endpoint, as the steps make it."""
 
 import contextlib
 import dataclasses
@@ -28,9 +28,7 @@ def question(text="How is it?"):
 
 def make(workdir, stage="diagnose", **fields):
     settings = AgentsSection(**FAST | fields)
-    agent = make_agent(dataclasses.replace(Config(), agents=settings), workdir, stage, Templates())
-    agent._backoff = 0.001
-    return agent
+    return make_agent(dataclasses.replace(Config(), agents=settings), workdir, stage, Templates())
 
 
 def ask(agent, *texts, schema=SCHEMA, **options):

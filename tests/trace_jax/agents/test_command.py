@@ -108,6 +108,13 @@ def test_claude_that_cannot_fit_the_schema_leaves_a_gap_that_was_paid(plays, wor
     assert found.faults == ("it is empty",) and found.usage == Usage(3, 9, 21, 1.5)
 
 
+def test_a_version_without_our_flags_is_not_asked_again(plays, workdir):
+    plays("claude", """log(1); sys.stderr.write("error: unknown option '--tools'"); sys.exit(1)""")
+    with pytest.raises(InputError, match="unknown option '--tools'; another version"):
+        ask(make(workdir, backend="claude"))
+    assert len(plays.log()) == 1
+
+
 def test_codex_answers_in_a_file(plays, workdir):
     plays(
         "codex",

@@ -75,14 +75,16 @@ def test_no_key_address_header_or_account_is_in_any_file_or_log(tmp_path, caplog
             ask(agent, "other")
         server.script = lambda request: status(503, said)
         (failed,) = ask(agent, "third")
+        server.script = lambda request: html(said)
+        (page,) = ask(agent, "fourth")
         address = server.url.removesuffix("/v1").removeprefix("http://")
         assert server.headers[0]["openai-organization"] == "org-acme1" and KEY in server.headers[0]["authorization"]
     written = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()).decode()
     assert "there is no JSON" not in written and "How is it?" not in written and "Be brief" not in written, "no prompt"
-    for text in (written, str(fatal.value), str(failed), caplog.text):
+    for text in (written, str(fatal.value), str(failed), str(page), caplog.text):
         for secret in (KEY, address, ORGANISATION, "org-acme1", "proj_acme1", "user-acme1X", "acme.example", "uthorization", "req_1"):
             assert secret not in text, secret
-    assert "[redacted]" in written and "[redacted]" in str(fatal.value) and "[redacted]" in str(failed)
+    assert "[redacted]" in written and "[redacted]" in str(fatal.value) and "[redacted]" in str(failed) and "[redacted]" in str(page)
 
 
 def test_our_own_server_answers(workdir):

@@ -10,6 +10,8 @@ ENVIRONMENT = {
     "ANTHROPIC_API_KEY": "another-secret",
     "SOMEONES_API_KEY": "third-secret",
     "LOCAL_API_KEY": "none",
+    "OTHER_API_KEY": "password",
+    "DB_SECRET": "a longer word",
 }
 
 
@@ -48,7 +50,7 @@ def test_the_rest_stays():
     text = """
         File "x.py", line 3, in f
           @functools.cache
-          q_proj_weight = none @ proj_weight  # user-agent, user-supplied, task-oriented; organization: any
+          q_proj_weight = none @ proj_weight  # user-agent, user-supplied, task-oriented, hf_config; organization: any
         see https://github.com/acme/x for the risk-free organization of projects
     """
     assert redact(text) == text
@@ -56,7 +58,7 @@ def test_the_rest_stays():
 
 
 def test_an_answer_loses_keys_alone():
-    text = "very secret value of me@corp.example, sk-not-ours, acme-corp, none"
+    text = "very secret value of me@corp.example, sk-not-ours, acme-corp, none, password, a longer word"
     assert without_keys(text) == text.replace("very secret value", "[redacted]")
 
 
