@@ -45,7 +45,8 @@ def merging(prompt):
 
 
 def labelling(prompt, request):
-    ours, _, conversation = prompt.partition("===== conversation =====")
+    ours, _, rest = prompt.partition("===== conversation =====")
+    conversation = rest.partition("===== end of conversation =====")[0]  # a repair follows it, and changes no label
     names = re.findall(r"^- `(\w+)`: ", ours[ours.index("# The capabilities") :], re.MULTILINE)
     said = re.findall(r"^\[(\d+)\] agent: (.+)$", conversation, re.MULTILINE)
     index, text = max(said, key=lambda message: len(message[1]))
