@@ -48,9 +48,14 @@ Advance = Callable[[float, str], None]  # share of the step that is done since t
 def diagnose_workdir(runtime: Runtime) -> None:
     """Step 1 of a run; its files go to `diagnosis/`, the selection last, and where that exists the step is done."""
     workdir = runtime.workdir
-    if not workdir.exists(_SELECTION):
+    if not diagnosed(workdir):
         # one process asks and writes for all
         workdir.processes.agree(lambda: _diagnose(runtime.config, workdir, _rollouts(workdir), runtime.progress.advance) and None)
+
+
+def diagnosed(workdir: Workdir) -> bool:
+    """Whether step 1 is done: its last file is there."""
+    return workdir.exists(_SELECTION)
 
 
 def _rollouts(workdir: Workdir) -> Iterable[Trajectory]:
