@@ -317,9 +317,14 @@ class Config:
     name: str = field("", "shown in the report", changes=True)
     seed: int = field(0, "seed of everything that is random", "[0, 4294967296)")
     analyst: str = field(
-        "evidence", "who labels the trajectories: rules over the grader's evidence, an LLM, or the LLM set beside the rules", ANALYSTS
+        "evidence",
+        "who labels the trajectories: rules over the grader's evidence, an LLM, or the LLM set beside the rules",
+        ANALYSTS,
+        changes=True,
     )
-    generator: str = field("library", "where environments come from: those that come with trace-jax, or an LLM", ("library", "llm"))
+    generator: str = field(
+        "library", "where environments come from: those that come with trace-jax, or an LLM", ("library", "llm"), changes=True
+    )
     model: ModelSection = ModelSection()
     mesh: MeshSection = MeshSection()
     target: TargetSection = dataclasses.field(default_factory=TargetSection)  # its knobs are a dictionary

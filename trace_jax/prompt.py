@@ -36,6 +36,9 @@ class Placeholder:
     def __len__(self) -> int:
         return 1
 
+    def __float__(self) -> float:
+        return float("nan")
+
 
 def main(arguments: Arguments) -> None:
     """Prints the prompt.

@@ -12,10 +12,12 @@ from typing import Any
 import rich.console
 
 from trace_jax import report
+from trace_jax.agents import make_agent
+from trace_jax.agents.templates import GENERAL, Templates
 from trace_jax.baselines.grpo_target import train_on_target
 from trace_jax.cli import Arguments
 from trace_jax.compose import compose
-from trace_jax.diagnose.command import diagnose_workdir
+from trace_jax.diagnose.command import diagnose_workdir, diagnosed
 from trace_jax.errors import InputError
 from trace_jax.evaluate import evaluate_all
 from trace_jax.rollout import roll_out_train_split
@@ -36,6 +38,10 @@ def run(runtime: Runtime) -> dict[str, dict[str, Any]]:
       Unfinished: the LLM did not answer, which it may later, or none of its environments is usable.
     """
     config, workdir = runtime.config, runtime.workdir
+    if not diagnosed(workdir) and (config.analyst != "evidence" or config.generator == "llm"):
+        make_agent(
+            config, workdir, "diagnose", Templates(config.agents.prompts or GENERAL)
+        )  # a missing key is said before hours of rollouts
     with runtime.stage("rollouts"):
         roll_out_train_split(runtime)
     with runtime.stage("diagnose"):

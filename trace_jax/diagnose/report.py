@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trace_jax.agents.protocol import Usage
 from trace_jax.diagnose.aggregate import Figures
 from trace_jax.diagnose.agreement import Agreement
 from trace_jax.diagnose.diagnosis import Diagnosis
@@ -62,6 +63,13 @@ def print_agreement(rows: Sequence[Agreement], other: str, console: Console) -> 
         differ = f"; differ on {', '.join(row.differ[:5])}{' ...' if len(row.differ) > 5 else ''}" if row.differ else ""
         alpha = "undefined" if row.alpha != row.alpha else f"{row.alpha:.2f}"
         console.print(escape(f"  {row.capability}: {row.same:.0%} of {row.pairs}, alpha {alpha}{differ}"), soft_wrap=True, highlight=False)
+
+
+def print_usage(usage: Usage, console: Console) -> None:
+    """What an LLM's labels have cost."""
+    price = "of unknown price (give agents.price_input and agents.price_output)" if usage.cost is None else f"for ${usage.cost:,.2f}"
+    tokens = f"{usage.input_tokens:,} tokens in and {usage.output_tokens:,} out"
+    console.print(f"\nLLM: {usage.requests:,} answers {price}: {tokens}.", highlight=False)
 
 
 def _table(d: Diagnosis) -> Table:
