@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from trace_jax import config as configs
+from trace_jax.agents.redaction import redact
 from trace_jax.config import ROOT, Config
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.fields import fields, nearest, type_name
@@ -46,7 +47,7 @@ class Arguments:
     Attributes:
       config: validated; the one of the workdir when `--config` is left out.
       workdir: open, and locked by this process; None where the command needs none and none was given.
-      argument: the command's positional argument, `DIR` of `certify`.
+      argument: the command's positional argument, `DIR` of `certify` and `NAME` of `prompt`.
     """
 
     command: str
@@ -54,6 +55,7 @@ class Arguments:
     workdir: Workdir | None = None
     argument: str | None = None
     results: tuple[str, ...] = ()
+    against: str | None = None
     policy: tuple[str, ...] = ()
     split: str | None = None
     capability: str | None = None
@@ -109,7 +111,7 @@ COMMANDS = {
     "diagnose": Command(
         module="trace_jax.diagnose.command",
         help="step 1, on the workdir's rollouts or on result files that another tool wrote",
-        flags=("workdir", "results"),
+        flags=("workdir", "results", "against"),
         config=False,
     ),
     "synthesize": Command(
@@ -151,6 +153,9 @@ COMMANDS = {
     ),
     "export": Command(module="trace_jax.export", help="Hugging Face format", flags=("workdir!", "what!", "out!"), lock=False),
     "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
+    "prompt": Command(
+        module="trace_jax.prompt", help="one rendered prompt of the LLM agents", flags=(), argument="NAME", config=False, lock=False
+    ),
     "params": Command(
         module="trace_jax.params", help="parameter counts of the model, the adapters and the gate", flags=("workdir",), lock=False
     ),
@@ -162,6 +167,7 @@ FLAGS = {
     "config": (flags.DEFINE_string, None, "a name in configs/, or PATH.py; left out, the workdir's"),
     "workdir": (flags.DEFINE_string, None, "folder that the run lives in"),
     "results": (flags.DEFINE_list, [], "result files of one domain each, with commas between"),
+    "against": (flags.DEFINE_string, None, "workdir of another diagnosis of the same trajectories, to compare the labels with"),
     "policy": (flags.DEFINE_list, [], "base, adapter:CAPABILITY, uniform, router or composed; with commas between"),
     "split": (flags.DEFINE_enum, None, ["train", "heldout"], "which tasks of the target"),
     "capability": (flags.DEFINE_string, None, "this one only; left out, all that were retained"),
@@ -407,5 +413,5 @@ def _log_traceback(workdir: Workdir | None, argv: list[str]) -> pathlib.Path:
     path = (workdir.root if workdir else pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-"))) / f"error{f'-{index}' if index else ''}.log"
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     with path.open("a") as file:
-        file.write(f"{now}  trace-jax {' '.join(argv)}\n{traceback.format_exc()}\n")
+        file.write(redact(f"{now}  trace-jax {' '.join(argv)}\n{traceback.format_exc()}\n"))
     return path

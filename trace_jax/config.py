@@ -144,7 +144,7 @@ class AgentsSection:
         changes=True,
     )
     model: str = field("", "its model; empty: OPENAI_MODEL, or the command's own choice", changes=True)
-    url: str = field("http://127.0.0.1:8000", "address of the server, for agents.backend=served", changes=True)
+    url: str = field("", "address of the server of agents.backend=served; empty: port 8000 of this machine", changes=True)
     command: str = field("", "for agents.backend=command: reads the prompt from its input, writes the answer to its output", changes=True)
     recorded: str = field("", "for agents.backend=replay: the exchanges.jsonl of another run", changes=True)
     parameters: dict[str, Any] = field(
@@ -173,6 +173,7 @@ class DiagnosisSection:
     min_runs: int = field(8, "runs that must pass both thresholds", "[1, inf)")
     blind: bool = field(False, "hide the outcome from the labeller")
     success: float = field(1.0, "smallest reward that counts as success", "(0, 1]")
+    candidates: str = field("", "a candidates.json whose capabilities are labelled; empty: the analyst looks for some")
     batch: int = field(20, "trajectories that an LLM sees at once when it proposes capabilities", "[1, inf)")
     batches: int = field(4, "such batches, failed and passed ones mixed", "[1, inf)")
 
@@ -316,9 +317,14 @@ class Config:
     name: str = field("", "shown in the report", changes=True)
     seed: int = field(0, "seed of everything that is random", "[0, 4294967296)")
     analyst: str = field(
-        "evidence", "who labels the trajectories: rules over the grader's evidence, an LLM, or the LLM set beside the rules", ANALYSTS
+        "evidence",
+        "who labels the trajectories: rules over the grader's evidence, an LLM, or the LLM set beside the rules",
+        ANALYSTS,
+        changes=True,
     )
-    generator: str = field("library", "where environments come from: those that come with trace-jax, or an LLM", ("library", "llm"))
+    generator: str = field(
+        "library", "where environments come from: those that come with trace-jax, or an LLM", ("library", "llm"), changes=True
+    )
     model: ModelSection = ModelSection()
     mesh: MeshSection = MeshSection()
     target: TargetSection = dataclasses.field(default_factory=TargetSection)  # its knobs are a dictionary
@@ -353,7 +359,8 @@ class Config:
         """
         for name, spec, value in fields(self):
             check(name, spec, value)
-        _check_addresses(self.servers.urls)
+        _check_addresses("servers.urls", self.servers.urls, "the servers' key goes into SGLANG_API_KEY")
+        _check_addresses("agents.url", (self.agents.url,) if self.agents.url else (), "it takes no key")
         for ok, name, why in self._rules():
             if not ok:
                 raise InputError(f"config field {name!r}: {operator.attrgetter(name)(self)} {why}")
@@ -393,7 +400,7 @@ def _splits(words: str) -> bool:
     return True
 
 
-def _check_addresses(urls: tuple[str, ...]) -> None:
+def _check_addresses(name: str, urls: tuple[str, ...], key: str) -> None:
     """Raises InputError when one is no address or stands there twice. One that may hold a password is not shown, and never stored."""
     for place, url in enumerate(urls):
         try:
@@ -403,9 +410,9 @@ def _check_addresses(urls: tuple[str, ...]) -> None:
             ok = False
         if not ok:
             shown = f"number {place + 1}" if "@" in url else repr(url)
-            raise InputError(f"config field 'servers.urls': {shown} is no http://HOST:PORT; the servers' key goes into SGLANG_API_KEY")
+            raise InputError(f"config field {name!r}: {shown} is no http://HOST:PORT; {key}")
         if url.rstrip("/") in [other.rstrip("/") for other in urls[:place]]:
-            raise InputError(f"config field 'servers.urls': {url} is there twice; adapters are loaded into a server once")
+            raise InputError(f"config field {name!r}: {url} is there twice; adapters are loaded into a server once")
 
 
 def data_folder(name: str) -> pathlib.Path:

@@ -1,4 +1,5 @@
-"""What a run has cost: rollouts and sampled tokens from the manifests of its shards, seconds as its processes wrote them down.
+"""What a run has cost: rollouts and sampled tokens from the manifests of its shards, seconds as its processes wrote them down, and what the
+LLM behind analysis and generation was paid.
 
 A rollout counts once however often the run was interrupted, so that a baseline that may use as many gets the same number after a resume.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from trace_jax.agents.record import bill
 from trace_jax.workdir import Workdir
 
 _SECONDS = "seconds.jsonl"
@@ -31,7 +33,8 @@ def add_seconds(workdir: Workdir, stage: str, seconds: float) -> None:
 
 
 def write_spent(workdir: Workdir) -> dict[str, Any]:
-    """Writes and returns `spent.json`: {stages: {name: {seconds, rollouts, sampled_tokens}}, total: {...}}."""
+    """Writes and returns `spent.json`: {stages: {name: {seconds, rollouts, sampled_tokens}}, total: {...}}, and where an LLM was asked
+    agents: {requests, input_tokens, output_tokens, cost, estimated}."""
     stages: dict[str, dict[str, float]] = defaultdict(lambda: {"seconds": 0.0, "rollouts": 0, "sampled_tokens": 0})
     for row in workdir.read_jsonl(_SECONDS):
         stages[row["stage"]]["seconds"] += row["seconds"]
@@ -43,5 +46,7 @@ def write_spent(workdir: Workdir) -> dict[str, Any]:
                 stages[stage_of(folder, split)]["sampled_tokens"] += shard["sampled_tokens"]
     total = {key: sum(stage[key] for stage in stages.values()) for key in ("seconds", "rollouts", "sampled_tokens")}
     spent = {"stages": dict(stages), "total": total}
+    if paid := bill(workdir):
+        spent["agents"] = paid
     workdir.write_json("spent.json", spent)
     return spent

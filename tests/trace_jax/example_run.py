@@ -107,6 +107,10 @@ def add_diagnosis(workdir, hostile=""):
         "do_nothing": ["desk:7"],
         "passed_do_nothing": 2,
         "notes": ["Runs differ in draws."],
+        "agreement": [
+            {"capability": CAPABILITIES[0], "pairs": 40, "same": 0.9, "alpha": 0.81, "counts": [], "differ": ["desk:3#0"]},
+            {"capability": CAPABILITIES[1], "pairs": 0, "same": None, "alpha": None, "counts": [], "differ": []},
+        ],
     }
     workdir.write_json("diagnosis/figures.json", {**figures, "thresholds": thresholds, "capabilities": rows})
     keys = ("mean_cov", "std_cov", "mean_delta", "std_delta", "n_runs_passed", "n_runs_total", "passes_consistency")
@@ -157,6 +161,12 @@ def add_environments(workdir):
             "usable": True,
         }
         workdir.write_json(f"environments/{name}/calibration.json", calibration)
+        if n == 1:
+            rounds = [
+                {"round": 1, "kind": "generation", "reasons": ["environment.py:3: import of 'socket'"]},
+                {"round": 2, "kind": "repair", "reasons": []},
+            ]
+            workdir.write_json(f"environments/{name}/generation.json", {"status": "usable", "model": "some-model", "rounds": rounds})
 
 
 def add_training(workdir, iterations=24):
@@ -241,7 +251,8 @@ def add_costs(workdir):
     seconds = {"rollouts": 21.0, "diagnose": 2.1, "synthesize": 55.0, "train": 204.0, "compose": 118.0, "evaluate": 96.0}
     stages = {name: {"seconds": s, "rollouts": int(15 * s), "sampled_tokens": int(600 * s)} for name, s in seconds.items()}
     total = {key: sum(stage[key] for stage in stages.values()) for key in ("seconds", "rollouts", "sampled_tokens")}
-    workdir.write_json("spent.json", {"stages": stages, "total": total})
+    agents = {"requests": 1640, "input_tokens": 12_300_000, "output_tokens": 410_000, "cost": 4.1, "estimated": 0}
+    workdir.write_json("spent.json", {"stages": stages, "total": total, "agents": agents})
 
 
 def add_all(workdir, hostile=""):

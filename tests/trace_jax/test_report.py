@@ -89,6 +89,7 @@ def test_a_whole_run_is_told_in_plain_words(whole):
     assert "GRPO on the target's own train tasks, with 8,640 rollouts," in said
     assert "The token gate was kept" in said and "84.9 % with the gate, 60.4 % with the best single adapter" in said
     assert "retained 3 of 4 candidate capabilities: structured_data_reasoning" in said
+    assert "The LLM agents gave 1,640 answers for $4.10: 12,300,000 tokens in and 410,000 out." in said
     assert "not finished" not in said
 
 
@@ -98,6 +99,9 @@ def test_every_section_of_a_whole_run_is_there(whole):
     assert "0.55 0.41 to 0.67" in page.said("capabilities")
     assert "message 4, assistant I have returned it." in page.said("capabilities")
     assert "little support: 3.2 applicable passed trajectories a run" in page.said("capabilities")
+    assert "90.0 % 0.81 desk:3#0" in page.said("capabilities").replace("\xa0", " ")
+    assert "Written by some-model: accepted after 2 hand-ins." in page.said("environments")
+    assert "Hand-in 1: environment.py:3: import of 'socket'" in page.said("environments")
     assert "3 of 4 checks passed" in page.said("environments") and "25.0 % of each group's rollouts see a hint" in page.said("environments")
     assert "desk:1#0: success, 5 messages, 240 tokens" in page.said("trajectories")
     assert "train.learning_rate" in page.said("settings") and "jaxlib" in page.said("settings")

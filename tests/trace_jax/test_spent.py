@@ -49,3 +49,16 @@ def test_rollouts_count_once_and_seconds_add_up_over_processes(tmp_path):
         assert spent["stages"]["rollouts"] == {"seconds": 0.0, "rollouts": 3, "sampled_tokens": 12}
         assert spent["stages"]["train"] == {"seconds": 3.5, "rollouts": 4, "sampled_tokens": 20}
         assert spent["total"] == {"seconds": 3.5, "rollouts": 7, "sampled_tokens": 32}
+
+
+def test_what_an_llm_was_paid_is_there_where_one_was_asked(tmp_path):
+    line = dict(
+        key="k", request="r", backend="claude", model="m", sample=0, stage="diagnose", text="x", cut=False, limit=64,
+        input_tokens=10, output_tokens=2, cost=0.5, estimated=False, when="2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    with Workdir.open(tmp_path, Config()) as workdir:
+        assert "agents" not in write_spent(workdir)
+        workdir.append_jsonl("agents/exchanges.jsonl", line)
+        workdir.append_jsonl("agents/exchanges.jsonl", line | {"key": "l", "stage": "synthesize", "cost": None, "estimated": True})
+        paid = {"requests": 2, "input_tokens": 20, "output_tokens": 4, "cost": 0.5, "estimated": 1}
+        assert write_spent(workdir)["agents"] == paid == workdir.read_json("spent.json")["agents"]

@@ -1,7 +1,8 @@
 """From labelling runs to figures: coverage, gap, their spread over runs and their intervals, and which capabilities are retained.
 
 The file of one run is `{"attempt", "totals": {"total_failed", "total_passed"}, "labels": {capability: {list: [ids]}}}` with six lists that
-partition the ids. Everything is checked when it is read and nothing is guessed; after that all is arithmetic on one array of codes.
+partition the ids. Ids for which the labeller found no label stand in `"gaps": {capability: {"failed", "passed"}}`, which is absent where
+there are none. Everything is checked when it is read and nothing is guessed; after that all is arithmetic on one array of codes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from trace_jax.errors import InputError
 from trace_jax.statistics import bootstrap_weights, krippendorff_alpha, percentile_interval
 
 CODES = {"na": 0, "present": 1, "lacking": 2}
-ABSENT = -1  # the run did not draw the trajectory
+ABSENT = -1  # the run did not draw the trajectory, or has no label for it
 LISTS = tuple(f"{label}_{outcome}" for outcome in ("failed", "passed") for label in ("lacking", "present", "na"))
 MIN_SUPPORT = 5  # applicable passed trajectories below which a gap is marked
 _BOOTSTRAP = 1000
@@ -24,7 +25,7 @@ _BOOTSTRAP = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One labelling run: `codes[capability][id]` is a value of CODES, `failed[id]` the outcome."""
+    """One labelling run: `failed[id]` is the outcome, `codes[capability][id]` a value of CODES; ids without one are gaps."""
 
     attempt: int
     failed: dict[str, bool]
@@ -40,6 +41,7 @@ class Figures:
       cov_interval, gap_interval: 95 % bootstrap intervals of the means.
       alpha: Krippendorff's alpha between runs, NaN where no trajectory was labelled twice or all labels are one.
       applicable_failed, applicable_passed: their number, mean over runs.
+      gap_share: pairs without a label, of those that should have one; mean over runs. They count nowhere.
       lacking: ids of failed trajectories that any run calls LACKING, sorted.
     """
 
@@ -55,6 +57,7 @@ class Figures:
     alpha: float
     applicable_failed: float
     applicable_passed: float
+    gap_share: float
     n_runs_passed: int
     n_runs_total: int
     passes_consistency: bool
@@ -71,14 +74,19 @@ class Figures:
 def encode_run(run: Run) -> dict[str, Any]:
     """The JSON object of a run, lists in the order of `run.failed`."""
     labels: dict[str, dict[str, list[str]]] = {}
+    gaps: dict[str, dict[str, list[str]]] = {}
     names = {code: label for label, code in CODES.items()}
     for capability, codes in run.codes.items():
-        lists: dict[str, list[str]] = {name: [] for name in LISTS}
+        labels[capability] = {name: [] for name in LISTS}
         for identifier, failed in run.failed.items():
-            lists[f"{names[codes[identifier]]}_{'failed' if failed else 'passed'}"].append(identifier)
-        labels[capability] = lists
+            end = "failed" if failed else "passed"
+            if identifier in codes:
+                labels[capability][f"{names[codes[identifier]]}_{end}"].append(identifier)
+            else:
+                gaps.setdefault(capability, {"failed": [], "passed": []})[end].append(identifier)
     failures = sum(run.failed.values())
-    return {"attempt": run.attempt, "totals": {"total_failed": failures, "total_passed": len(run.failed) - failures}, "labels": labels}
+    totals = {"total_failed": failures, "total_passed": len(run.failed) - failures}
+    return {"attempt": run.attempt, "totals": totals, "labels": labels} | ({"gaps": gaps} if gaps else {})
 
 
 def decode_run(data: Any, file: str, capabilities: Sequence[str] | None = None) -> Run:
@@ -89,8 +97,8 @@ def decode_run(data: Any, file: str, capabilities: Sequence[str] | None = None) 
       capabilities: the candidates; None accepts whatever the run has.
 
     Raises:
-      InputError: a list is missing or unknown, the lists do not partition the ids, two capabilities disagree on an id, the totals do not
-        count the ids, or a capability is unknown or missing. The message names file, run and capability.
+      InputError: a list is missing or unknown, lists and gaps do not partition the ids, two capabilities disagree on an id, the totals do
+        not count the ids, or a capability is unknown or missing. The message names file, run and capability.
     """
 
     def fail(why: str):
@@ -111,21 +119,28 @@ def decode_run(data: Any, file: str, capabilities: Sequence[str] | None = None) 
                 fail(f"run {attempt}, capability {capability!r}: missing from the labels; every candidate must be labelled")
     outcome: dict[str, bool] = {}
     codes: dict[str, dict[str, int]] = {}
+    gaps = data.get("gaps", {})
+    if not isinstance(gaps, dict) or not gaps.keys() <= labels.keys():
+        fail(f"run {attempt}: field 'gaps' must be an object whose keys are capabilities of 'labels'")
     for capability, lists in labels.items():
         where = f"run {attempt}, capability {capability!r}"
         if not isinstance(lists, dict) or sorted(lists) != sorted(LISTS):
             fail(f"{where}: needs exactly the lists {', '.join(LISTS)}")
+        without = gaps.get(capability, {})
+        if not isinstance(without, dict) or not without.keys() <= {"failed", "passed"}:
+            fail(f"{where}: gaps must be an object of the lists failed, passed")
         mine: dict[str, int] = {}
         failed: dict[str, bool] = {}
-        for name in LISTS:
-            if not isinstance(lists[name], list) or not all(isinstance(i, str) for i in lists[name]):
+        for name, ids in [*((name, lists[name]) for name in LISTS), *((f"gap_{end}", ids) for end, ids in without.items())]:
+            if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids):
                 fail(f"{where}: {name} must be a list of ids (text)")
             label, _, end = name.partition("_")
-            for identifier in lists[name]:
-                if identifier in mine:
-                    fail(f"{where}: id {identifier!r} occurs twice; the six lists must partition the ids")
-                mine[identifier] = CODES[label]
+            for identifier in ids:
+                if identifier in failed:
+                    fail(f"{where}: id {identifier!r} occurs twice; the lists must partition the ids")
                 failed[identifier] = end == "failed"
+                if label in CODES:
+                    mine[identifier] = CODES[label]
         outcome = outcome or failed
         if failed != outcome:
             odd = sorted(set(failed.items()) ^ set(outcome.items()))[0][0]
@@ -155,8 +170,9 @@ def aggregate(
     """The figures of every capability, sorted by mean gap, largest first.
 
     With LF, PF the LACKING and PRESENT failed trajectories of a run and LP, PP the passed ones: `Cov = LF / failed`,
-    `ER- = LF / (LF + PF)`, `ER+ = LP / (LP + PP)`, `gap = ER- - ER+`, 0 where a denominator is 0. A run passes when Cov and gap reach both
-    thresholds; a capability is retained when `min_runs` runs pass. The bootstrap draws tasks (the part of an id before "#").
+    `ER- = LF / (LF + PF)`, `ER+ = LP / (LP + PP)`, `gap = ER- - ER+`, 0 where a denominator is 0. A trajectory without a label counts
+    nowhere, in `failed` neither. A run passes when Cov and gap reach both thresholds; a capability is retained when `min_runs` runs pass.
+    The bootstrap draws tasks (the part of an id before "#").
 
     Raises:
       InputError: no runs, runs with other capabilities or another outcome for an id, or an attempt that occurs twice.
@@ -178,6 +194,7 @@ def aggregate(
     ids = list(outcome)
     column = {identifier: n for n, identifier in enumerate(ids)}
     codes = np.full((len(runs), len(capabilities), len(ids)), ABSENT, np.int8)
+    drawn_ids = np.array([len(run.failed) for run in runs])
     for r, run in enumerate(runs):
         for c, capability in enumerate(capabilities):
             mine = run.codes[capability]
@@ -191,6 +208,7 @@ def aggregate(
     intervals = {name: percentile_interval(drawn[name].mean(1)) for name in ("cov", "gap")}
     alpha = krippendorff_alpha(codes.swapaxes(0, 1), len(CODES))
     passing = (exact["cov"] >= coverage) & (exact["gap"] >= gap)
+    gap_share = (1 - (codes != ABSENT).sum(-1) / np.maximum(drawn_ids, 1)[:, None]).mean(0)
 
     figures = []
     for c, capability in enumerate(capabilities):
@@ -210,6 +228,7 @@ def aggregate(
                 alpha=float(alpha[c]),
                 applicable_failed=float(exact["applicable_failed"][:, c].mean()),
                 applicable_passed=float(exact["applicable_passed"][:, c].mean()),
+                gap_share=float(gap_share[c]),
                 n_runs_passed=passed_runs,
                 n_runs_total=len(runs),
                 passes_consistency=passed_runs >= min_runs,
@@ -228,7 +247,7 @@ def _rates(codes: np.ndarray, failed: np.ndarray, weights: np.ndarray) -> dict[s
 
     lf, pf = (count((codes == CODES[label]) & failed) for label in ("lacking", "present"))
     lp, pp = (count((codes == CODES[label]) & ~failed) for label in ("lacking", "present"))
-    total = count((codes[:, :1] != ABSENT) & failed)
+    total = count((codes != ABSENT) & failed)
     # counts are whole numbers, exact in float32; the ratios are taken in float64 so that 1/10 reaches a threshold of 0.10
     lf, pf, lp, pp, total = (x.astype(np.float64) for x in (lf, pf, lp, pp, total))
     er_minus, er_plus = _ratio(lf, lf + pf), _ratio(lp, lp + pp)

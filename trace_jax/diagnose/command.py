@@ -1,35 +1,56 @@
 """`trace-jax diagnose`: step 1 on the workdir's rollouts of the base agent, or on result files that another tool wrote.
 
-With `--results` and without a workdir it only prints, and starts no JAX.
+With `--results` and without a workdir it only prints, and starts no JAX. `--against` sets the labels beside those of another diagnosis.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+import json
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from rl.trajectory import Trajectory
+from trace_jax.agents import make_agent, usage_of
+from trace_jax.agents.templates import GENERAL, Templates
 from trace_jax.benchmarks.tau2 import read_results
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
+from trace_jax.diagnose.aggregate import Run, decode_run
+from trace_jax.diagnose.agreement import agreement
 from trace_jax.diagnose.diagnosis import Diagnosis, diagnose
-from trace_jax.diagnose.report import print_diagnosis
-from trace_jax.diagnose.select import decode_selection
+from trace_jax.diagnose.evidence import Candidate
+from trace_jax.diagnose.llm import LLMAnalyst
+from trace_jax.diagnose.report import print_agreement, print_diagnosis, print_usage
+from trace_jax.diagnose.rules import RULES, EvidenceAnalyst
+from trace_jax.diagnose.select import decode_candidates, decode_selection
 from trace_jax.errors import InputError
+from trace_jax.progress import Progress
+from trace_jax.spent import write_spent
 from trace_jax.workdir import Workdir
 
 if TYPE_CHECKING:
     from trace_jax.runtime import Runtime
 
+STAGE = "diagnose"
 _SELECTION = "diagnosis/selected_capabilities.json"
 _TOLERANCE = 1e-6  # graders compute rewards in floating point
+_DOMAINS = {"tau2": "tau2", "taubench": "tau2", "swebench": "swebench", "toolsandbox": "toolsandbox"}  # of the first word of an environment
+
+Advance = Callable[[float, str], None]  # share of the step that is done since the last call, and what is done
 
 
 def diagnose_workdir(runtime: Runtime) -> None:
     """Step 1 of a run; its files go to `diagnosis/`, the selection last, and where that exists the step is done."""
-    if not runtime.workdir.exists(_SELECTION):
-        _diagnose(runtime.config, runtime.workdir, _rollouts(runtime.workdir))
+    workdir = runtime.workdir
+    if not workdir.exists(_SELECTION):
+        # one process asks and writes for all
+        workdir.processes.agree(lambda: _diagnose(runtime.config, workdir, _rollouts(workdir), runtime.progress.advance) and None)
 
 
 def _rollouts(workdir: Workdir) -> Iterable[Trajectory]:
@@ -40,11 +61,25 @@ def _rollouts(workdir: Workdir) -> Iterable[Trajectory]:
     return workdir.read_shards("base", "train")
 
 
-def _diagnose(config: Config, workdir: Workdir | None, trajectories: Iterable[Trajectory]) -> Diagnosis:
+def _diagnose(config: Config, workdir: Workdir | None, trajectories: Iterable[Trajectory], advance: Advance) -> Diagnosis:
     settings = config.diagnosis
+    graded = [_graded(t, settings.success) for t in trajectories]
+    given = read_candidates(settings.candidates) if settings.candidates else None
+    evidence = EvidenceAnalyst()
+    if config.analyst == "evidence":
+        analyst, second = evidence, None
+        for name in (c.name for c in given or () if c.name not in RULES):
+            raise InputError(f"{settings.candidates}: the evidence analyst has no rule for {name!r}, only for {', '.join(RULES)}")
+    else:
+        second = evidence if config.analyst == "both" else None
+        known = second.discover([t for t in graded if t.error is None]) if second else ()
+        analyst = _llm(config, workdir, graded, known, advance)
     earlier = workdir is not None and workdir.exists(_SELECTION)
     return diagnose(
-        [_graded(t, settings.success) for t in trajectories],
+        graded,
+        analyst=analyst,
+        second=second,
+        candidates=given,
         runs=settings.runs,
         coverage=settings.coverage,
         gap=settings.gap,
@@ -54,6 +89,70 @@ def _diagnose(config: Config, workdir: Workdir | None, trajectories: Iterable[Tr
         write=workdir.write_bytes if workdir else None,
         previous=decode_selection(workdir.read_json(_SELECTION), str(workdir.root / _SELECTION)) if earlier else (),
     )
+
+
+def _llm(
+    config: Config, workdir: Workdir | None, trajectories: Sequence[Trajectory], known: Sequence[Candidate], advance: Advance
+) -> LLMAnalyst:
+    if workdir is None:
+        raise InputError("config field 'analyst': an LLM's labels need --workdir=DIR, so that what was paid for is kept")
+    templates = Templates(config.agents.prompts or domain_of(trajectories))
+
+    def tell(what: str, done: int, total: int) -> None:
+        advance(1 / total if what == "labelling" else 0.0, f"{what}: {done} of {total} questions")
+
+    return LLMAnalyst(
+        make_agent(config, workdir, STAGE, templates),
+        templates,
+        config.agents,
+        config.diagnosis,
+        seed=config.seed,
+        known=known,
+        write=workdir.write_bytes,
+        progress=tell,
+    )
+
+
+def domain_of(trajectories: Iterable[Trajectory]) -> str:
+    """The folder of `prompts/` for trajectories of one benchmark."""
+    found = Counter(_DOMAINS.get(t.environment.partition("/")[0], GENERAL) for t in trajectories)
+    return found.most_common(1)[0][0] if len(found) == 1 else GENERAL
+
+
+def read_candidates(file: str) -> list[Candidate]:
+    """The capabilities of a `candidates.json`.
+
+    Raises:
+      InputError: there is no such file, or it is no such list.
+    """
+    path = pathlib.Path(file).expanduser()
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"config field 'diagnosis.candidates': {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"config field 'diagnosis.candidates': {path}: not JSON ({error})") from error
+    bound = {name: candidate.outcome_bound for name, (candidate, _) in RULES.items()}
+    return [Candidate(name, text, bound.get(name, False)) for name, text in decode_candidates(data, str(path)).items()]
+
+
+def read_runs(folder: str) -> list[Run]:
+    """The labelling runs of another workdir, or of its `diagnosis` folder.
+
+    Raises:
+      InputError: there are none, or one does not add up.
+    """
+    root = pathlib.Path(folder).expanduser()
+    files = sorted((root / "diagnosis" / "runs").glob("*.json")) or sorted((root / "runs").glob("*.json"))
+    if not files:
+        raise InputError(f"--against={folder}: no diagnosis/runs in it; give the workdir of another diagnosis")
+    runs = []
+    for file in files:
+        try:
+            runs.append(decode_run(json.loads(file.read_bytes()), str(file)))
+        except ValueError as error:
+            raise InputError(f"{file}: not JSON ({error}); diagnose again") from error
+    return runs
 
 
 def _graded(trajectory: Trajectory, success: float) -> Trajectory:
@@ -68,8 +167,24 @@ def main(arguments: Arguments) -> None:
 
     Raises:
       InputError: neither results nor a workdir with rollouts, or a result file that cannot be used.
+      Unfinished: the LLM left pairs without an answer, or its budget is used up.
     """
-    if not arguments.results and arguments.workdir is None:
+    config, workdir = arguments.config, arguments.workdir
+    if not arguments.results and workdir is None:
         raise InputError("trace-jax diagnose: give --results=FILE,... or the --workdir of a run")
-    trajectories = read_results(arguments.results) if arguments.results else _rollouts(arguments.workdir)
-    print_diagnosis(_diagnose(arguments.config, arguments.workdir, trajectories))
+    others = read_runs(arguments.against) if arguments.against else None
+    trajectories = read_results(arguments.results) if arguments.results else _rollouts(workdir)
+    with contextlib.ExitStack() as stack:
+        advance: Advance = lambda share, text: None  # noqa: E731
+        if config.analyst != "evidence":
+            progress = stack.enter_context(Progress({STAGE: 1.0}))
+            stack.enter_context(progress.stage(STAGE))
+            advance = progress.advance
+        found = _diagnose(config, workdir, trajectories, advance)
+    if workdir is not None:
+        write_spent(workdir)
+    print_diagnosis(found)
+    if workdir is not None and STAGE in (usage := usage_of(workdir)):
+        print_usage(usage[STAGE], Console())
+    if others is not None:
+        print_agreement(agreement(found.runs, others), arguments.against, Console())

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from rl.trajectory import Trajectory
-from trace_jax.diagnose.aggregate import MIN_SUPPORT, Figures, Run, aggregate, encode_run
-from trace_jax.diagnose.evidence import LACKING, Candidate, Label, expected_actions
+from trace_jax.diagnose.aggregate import CODES, MIN_SUPPORT, Figures, Run, aggregate, encode_run
+from trace_jax.diagnose.agreement import Agreement, agreement, overlaps
+from trace_jax.diagnose.evidence import GAP, LACKING, Candidate, Label, expected_actions
 from trace_jax.diagnose.rules import EvidenceAnalyst
 from trace_jax.diagnose.select import select
 from trace_jax.errors import InputError
@@ -57,18 +58,23 @@ class Diagnosis:
 
     Attributes:
       figures: of all candidates, largest mean gap first; `retained` are those that passed.
-      labels: of the first run that drew each trajectory, of a deterministic analyst of all.
+      labels: of each pair the first run's that has one; of a deterministic analyst all.
+      gaps: pairs without a label, with the number of the run.
       outcome: trajectory id to whether it passed.
       errors: infrastructure failures by kind; they are neither passed nor failed.
       do_nothing: tasks whose reward is 1 without any action, as far as the trajectories tell.
       passed_do_nothing: passed trajectories on such tasks.
       notes: what a reader must know of the data, in whole sentences.
       selection: the entries of `selected_capabilities.json`.
+      agreement: with a second labeller, where there was one.
+      overlaps: pairs of capabilities that are LACKING in the same trajectories, and the share.
+      runs: the labelling runs.
     """
 
     candidates: list[Candidate]
     figures: list[Figures]
     labels: list[Label]
+    gaps: list[tuple[int, Label]]
     outcome: dict[str, bool]
     errors: dict[str, int]
     do_nothing: list[str]
@@ -76,6 +82,9 @@ class Diagnosis:
     notes: list[str]
     selection: list[dict[str, Any]]
     thresholds: dict[str, Any]
+    agreement: list[Agreement]
+    overlaps: list[tuple[str, str, float]]
+    runs: list[Run]
 
     @property
     def retained(self) -> list[str]:
@@ -84,23 +93,24 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """All figures, for the report; NaN becomes null."""
         bound = {c.name: c.outcome_bound for c in self.candidates}
-        rows = [
-            {
-                **{k: (None if v != v else v) for k, v in dataclasses.asdict(f).items()},
-                "outcome_bound": bound[f.capability],
-                "supported": f.supported,
-            }
-            for f in self.figures
-        ]
-        rest = {k: getattr(self, k) for k in ("errors", "do_nothing", "passed_do_nothing", "notes", "thresholds")}
+        rows = [{**_nulls(f), "outcome_bound": bound[f.capability], "supported": f.supported} for f in self.figures]
+        rest = {k: getattr(self, k) for k in ("errors", "do_nothing", "passed_do_nothing", "notes", "thresholds", "overlaps")}
+        rest["agreement"] = [_nulls(row) for row in self.agreement]
         passed = sum(self.outcome.values())
         return {"passed": passed, "failed": len(self.outcome) - passed, **rest, "capabilities": rows}
+
+
+def _nulls(row: Any) -> dict[str, Any]:
+    """A row of figures as JSON, NaN as null."""
+    return {k: (None if v != v else v) for k, v in dataclasses.asdict(row).items()}
 
 
 def diagnose(
     trajectories: Iterable[Trajectory],
     *,
     analyst: Analyst | None = None,
+    second: Analyst | None = None,
+    candidates: Sequence[Candidate] | None = None,
     runs: int = 10,
     coverage: float = 0.10,
     gap: float = 0.20,
@@ -115,6 +125,8 @@ def diagnose(
     Args:
       trajectories: of one agent, graded.
       analyst: the labeller; None is the evidence analyst.
+      second: another labeller, of whose labels only the agreement with the first's is kept.
+      candidates: what to label; None asks the analyst.
       runs: labelling runs, each on trajectories drawn by `draw`.
       coverage, gap, min_runs: the thresholds of a run, and in how many runs both must be reached.
       blind: hides the outcome from the labeller.
@@ -141,34 +153,45 @@ def diagnose(
     if len(names) > 1:
         notes.append(f"The trajectories come from several agents ({', '.join(names)}); the figures are those of none of them.")
 
-    candidates = analyst.discover(graded)[:MAX_CANDIDATES]
+    candidates = analyst.discover(graded)[:MAX_CANDIDATES] if candidates is None else list(candidates)
     seen = [_blinded(t) for t in graded] if blind else graded
     by_id = {t.id: t for t in seen}
     draws = {attempt: draw(graded, attempt, seed) for attempt in range(1, runs + 1)}
     asked = {attempt: [by_id[i] for i in ids] for attempt, ids in draws.items()}
     # labels that are the same in every run cost nothing where no run draws the trajectory
     found = analyst.label({0: seen} | asked if analyst.deterministic else asked, candidates)
-    labelled = [_run(attempt, ids, graded, candidates, found[attempt]) for attempt, ids in draws.items()]
+    labelled = [_run(attempt, ids, graded, found[attempt], candidates) for attempt, ids in draws.items()]
+    others = second.label(asked, candidates) if second else {}
+    compared = agreement(labelled, [_run(attempt, ids, graded, others[attempt]) for attempt, ids in draws.items()]) if second else []
     labels: dict[tuple[str, str], Label] = {}
-    for label in (label for attempt in sorted(found) for label in found[attempt]):
-        labels.setdefault((label.trajectory, label.capability), label)
+    gaps = []
+    for attempt in sorted(found):
+        gaps += [(attempt, label) for label in found[attempt] if label.value == GAP]
+        for label in (label for label in found[attempt] if label.value != GAP):
+            labels.setdefault((label.trajectory, label.capability), label)
     figures = aggregate(labelled, coverage=coverage, gap=gap, min_runs=min_runs, seed=seed) if candidates else []
-    notes += _notes(graded, figures, candidates, analyst)
+    shared = overlaps(labelled)
+    notes += _notes(graded, figures, candidates, analyst, shared)
     nothing = do_nothing_tasks(graded)
     diagnosis = Diagnosis(
         candidates=candidates,
         figures=figures,
         labels=list(labels.values()),
+        gaps=gaps,
         outcome={t.id: t.success for t in graded},
         errors=dict(collections.Counter(t.error["kind"] for t in used if t.error)),
         do_nothing=nothing,
         passed_do_nothing=sum(t.success and _task(t) in set(nothing) for t in graded),
         notes=notes,
         selection=select(figures, {c.name: c.description for c in candidates}, previous),
-        thresholds={"coverage": coverage, "gap": gap, "min_runs": min_runs, "runs": runs, "analyst": analyst.name, "blind": blind},
+        thresholds={"coverage": coverage, "gap": gap, "min_runs": min_runs, "runs": runs, "analyst": analyst.name, "blind": blind}
+        | analyst.record,
+        agreement=compared,
+        overlaps=shared,
+        runs=labelled,
     )
     if write is not None:
-        _write(diagnosis, labelled, graded, write)
+        _write(diagnosis, graded, write)
     return diagnosis
 
 
@@ -219,18 +242,24 @@ def _blinded(t: Trajectory) -> Trajectory:
     return dataclasses.replace(t, reward=0.0, success=False, checks={name: {**c, "passed": None} for name, c in t.checks.items()})
 
 
-def _run(attempt: int, ids: Sequence[str], graded: Sequence[Trajectory], candidates: Sequence[Candidate], labels: Sequence[Label]) -> Run:
+def _run(
+    attempt: int, ids: Sequence[str], graded: Sequence[Trajectory], labels: Sequence[Label], candidates: Sequence[Candidate] = ()
+) -> Run:
     drawn = set(ids)
     codes: dict[str, dict[str, int]] = {c.name: {} for c in candidates}
     for label in labels:
-        codes[label.capability][label.trajectory] = _CODE[label.value]
+        if label.value != GAP:
+            codes.setdefault(label.capability, {})[label.trajectory] = CODES[label.value.lower()]
     return Run(attempt, {t.id: not t.success for t in graded if t.id in drawn}, codes)
 
 
-_CODE = {"NA": 0, "PRESENT": 1, "LACKING": 2}
-
-
-def _notes(graded: Sequence[Trajectory], figures: Sequence[Figures], candidates: Sequence[Candidate], analyst: Analyst) -> list[str]:
+def _notes(
+    graded: Sequence[Trajectory],
+    figures: Sequence[Figures],
+    candidates: Sequence[Candidate],
+    analyst: Analyst,
+    shared: Sequence[tuple[str, str, float]],
+) -> list[str]:
     notes = []
     if analyst.deterministic:
         trials = collections.Counter(_task(t) for t in graded).values()
@@ -248,10 +277,16 @@ def _notes(graded: Sequence[Trajectory], figures: Sequence[Figures], candidates:
     thin = [f"{f.capability} ({f.applicable_passed:.1f})" for f in figures if not f.supported]
     if thin:
         notes.append(f"Gaps with little support, fewer than {MIN_SUPPORT} applicable passed trajectories a run: {', '.join(thin)}.")
+    missing = [f"{f.capability} ({f.gap_share:.1%})" for f in figures if f.gap_share]
+    if missing:
+        notes.append(f"Pairs without a valid label, which count nowhere: {', '.join(missing)}; the reasons are in gaps.jsonl.")
+    same = [f"{a} and {b} ({share:.0%})" for a, b, share in shared]
+    if same:
+        notes.append(f"Capabilities that are LACKING in the same trajectories, and may be one: {', '.join(same)}.")
     return notes
 
 
-def _write(d: Diagnosis, runs: Sequence[Run], graded: Sequence[Trajectory], write: Callable[[str, bytes], None]) -> None:
+def _write(d: Diagnosis, graded: Sequence[Trajectory], write: Callable[[str, bytes], None]) -> None:
     rewards = {t.id: t.reward for t in graded}
     listed = []
     for c in d.candidates:
@@ -261,13 +296,21 @@ def _write(d: Diagnosis, runs: Sequence[Run], graded: Sequence[Trajectory], writ
         ]
         listed.append({"name": c.name, "description": c.description, "example_trajectories": examples})
     write("diagnosis/candidates.json", _json({"candidates": listed}))
-    for run in runs:
+    for run in d.runs:
         write(f"diagnosis/runs/run_{run.attempt:02d}.json", _json(encode_run(run)))
-    lines = (json.dumps({**dataclasses.asdict(x), "passed": d.outcome[x.trajectory]}, ensure_ascii=False) for x in d.labels)
-    write("diagnosis/evidence.jsonl", "".join(line + "\n" for line in lines).encode())
+    write("diagnosis/evidence.jsonl", _lines({**dataclasses.asdict(x), "passed": d.outcome[x.trajectory]} for x in d.labels))
+    if d.gaps:
+        write(
+            "diagnosis/gaps.jsonl",
+            _lines({"run": n, "trajectory": x.trajectory, "capability": x.capability, "reason": x.reason} for n, x in d.gaps),
+        )
     write("diagnosis/figures.json", _json(d.to_json()))
     write("diagnosis/selected_capabilities.json", _json(d.selection))
 
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trace_jax.agents.protocol import Usage
 from trace_jax.diagnose.aggregate import Figures
+from trace_jax.diagnose.agreement import Agreement
 from trace_jax.diagnose.diagnosis import Diagnosis
-from trace_jax.diagnose.evidence import LACKING, PRESENT
+from trace_jax.diagnose.evidence import LACKING, PRESENT, Label
 from trace_jax.statistics import wilson
 
 
@@ -35,6 +39,8 @@ def print_diagnosis(d: Diagnosis, console: Console | None = None, explain: int |
         "α: agreement between runs. *: see the notes.",
         style="dim",
     )
+    if d.agreement:
+        print_agreement(d.agreement, "the second labeller", console)
     for f in d.figures:
         _explain(d, f, console, explain)
     if d.do_nothing:
@@ -45,6 +51,25 @@ def print_diagnosis(d: Diagnosis, console: Console | None = None, explain: int |
         )
     for note in d.notes:
         console.print("Note: " + escape(note))
+
+
+def print_agreement(rows: Sequence[Agreement], other: str, console: Console) -> None:
+    """The agreement with another labeller, a line a capability."""
+    console.print(f"\nAgreement with {other}, by the label of most runs:")
+    for row in rows:
+        if not row.pairs:
+            console.print(f"  {row.capability}: no trajectory that both labelled")
+            continue
+        differ = f"; differ on {', '.join(row.differ[:5])}{' ...' if len(row.differ) > 5 else ''}" if row.differ else ""
+        alpha = "undefined" if row.alpha != row.alpha else f"{row.alpha:.2f}"
+        console.print(escape(f"  {row.capability}: {row.same:.0%} of {row.pairs}, alpha {alpha}{differ}"), soft_wrap=True, highlight=False)
+
+
+def print_usage(usage: Usage, console: Console) -> None:
+    """What an LLM's labels have cost."""
+    price = "of unknown price (give agents.price_input and agents.price_output)" if usage.cost is None else f"for ${usage.cost:,.2f}"
+    tokens = f"{usage.input_tokens:,} tokens in and {usage.output_tokens:,} out"
+    console.print(f"\nLLM: {usage.requests:,} answers {price}: {tokens}.", highlight=False)
 
 
 def _table(d: Diagnosis) -> Table:
@@ -67,6 +92,10 @@ def _table(d: Diagnosis) -> Table:
     return table
 
 
+def _quoted(label: Label) -> str:
+    return f' "{label.quote}"' if label.quote else ""
+
+
 def _figure(value: float, interval: tuple[float, float], mark: str = "") -> str:
     return f"{mark}{value:.2f}\n{interval[0]:.2f}..{interval[1]:.2f}"
 
@@ -80,7 +109,7 @@ def _explain(d: Diagnosis, f: Figures, console: Console, limit: int | None) -> N
     for label in found[:limit]:
         outcome = "passed" if d.outcome[label.trajectory] else "failed"
         console.print(
-            escape(f"  LACKING {label.trajectory} ({outcome}), message {label.message_index}: {label.reason}"),
+            escape(f"  LACKING {label.trajectory} ({outcome}), message {label.message_index}: {label.reason}{_quoted(label)}"),
             soft_wrap=True,
             highlight=False,
         )

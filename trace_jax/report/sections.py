@@ -44,6 +44,7 @@ class Example:
     passed: bool | None
     message_index: int | None
     reason: str
+    quote: str
     message: dict[str, Any] | None
 
 
@@ -107,6 +108,8 @@ def diagnosis(read: Reader, styles: Mapping[str, str]) -> dict[str, Any] | None:
         marks = list(data.get("marks", []))
         if not data.get("supported", True):
             marks.append(f"little support: {data['applicable_passed']:.1f} applicable passed trajectories a run")
+        if data.get("gap_share"):
+            marks.append(f"{data['gap_share']:.1%} of its pairs have no valid label")
         if data.get("outcome_bound"):
             marks.append("a passed trajectory cannot be LACKING here: ER+ is 0 by construction and the gap is ER-")
         rows.append(
@@ -130,7 +133,7 @@ def diagnosis(read: Reader, styles: Mapping[str, str]) -> dict[str, Any] | None:
                 examples=examples.get(name, []),
             )
         )
-    rest = {key: (figures or {}).get(key) for key in ("passed", "failed", "do_nothing", "notes")}
+    rest = {key: (figures or {}).get(key) for key in ("passed", "failed", "do_nothing", "notes", "agreement")}
     return {"rows": rows, "thresholds": thresholds, **rest}
 
 
@@ -153,7 +156,10 @@ def _examples(read: Reader) -> dict[str, list[Example]]:
 
     keys = ("trajectory", "value", "message_index", "reason")
     return {
-        name: [Example(**{k: label[k] for k in keys}, passed=label.get("passed"), message=message(label)) for label in rows]
+        name: [
+            Example(**{k: label[k] for k in keys}, quote=label.get("quote", ""), passed=label.get("passed"), message=message(label))
+            for label in rows
+        ]
         for name, rows in chosen.items()
     }
 
@@ -172,6 +178,7 @@ def environments(read: Reader, styles: Mapping[str, str]) -> list[dict[str, Any]
                 "package": read.json(f"environments/{name}/package.json"),
                 "certificate": read.json(f"environments/{name}/certificate.json"),
                 "calibration": calibration,
+                "generation": read.json(f"environments/{name}/generation.json"),
                 "histogram": histogram(seeds.values(), f"calibration of {name}", style) if seeds else None,
             }
         )

@@ -57,7 +57,17 @@ def sentences(
             f"Diagnosis, calibration, training and composition took {steps:,} rollouts. Everything, evaluations included, took "
             f"{total['rollouts']:,.0f} rollouts, {total['sampled_tokens']:,.0f} sampled tokens and {duration(total['seconds'])}."
         )
+        if spent.get("agents"):
+            said.append(paid(spent["agents"]))
     return said
+
+
+def paid(agents: Mapping[str, Any]) -> str:
+    """What the LLM agents of diagnosis and synthesis have cost."""
+    price = "of unknown price" if agents["cost"] is None else f"for ${agents['cost']:,.2f}"
+    tokens = f"{agents['input_tokens']:,} tokens in and {agents['output_tokens']:,} out"
+    guess = ", partly estimated" if agents.get("estimated") else ""
+    return f"The LLM agents gave {agents['requests']:,} answers {price}: {tokens}{guess}."
 
 
 def _gate(routing: Mapping[str, Any]) -> str:

@@ -68,6 +68,34 @@ def test_empty_denominators_count_as_zero():
     assert (f.mean_cov, f.mean_delta) == (0.0, 0.0)
 
 
+def test_a_pair_without_a_label_counts_nowhere_and_survives_its_file():
+    whole = run_of(1, lacking_failed=2, present_failed=3, na_failed=5, lacking_passed=1, present_passed=9)
+    whole.codes["b"] = dict(whole.codes["a"])
+    without = Run(1, whole.failed, {"a": whole.codes["a"], "b": {i: c for i, c in whole.codes["b"].items() if i not in ("0#0", "19#0")}})
+    found = {f.capability: f for f in aggregate([without], min_runs=1)}
+    a, b = found["a"], found["b"]
+    assert (a.mean_cov, a.er_minus, a.gap_share) == (0.2, 0.4, 0.0)
+    assert (b.mean_cov, b.er_minus, b.er_plus, b.gap_share) == pytest.approx((1 / 9, 1 / 4, 1 / 9, 2 / 20))
+    data = encode_run(without)
+    assert data["gaps"] == {"b": {"failed": ["0#0"], "passed": ["19#0"]}} and "gaps" not in encode_run(whole)
+    assert decode_run(data, "run_01.json") == without
+
+
+@pytest.mark.parametrize(
+    "gaps, words",
+    [
+        ({"c": {"failed": []}}, "capabilities of 'labels'"),
+        ({"a": {"failed": ["0#0"]}}, "id '0#0' occurs twice"),
+        ({"a": {"lost": []}}, "the lists failed, passed"),
+        ({"a": {"failed": [1]}}, "gap_failed must be a list of ids"),
+        ({"a": {"failed": ["9#9"]}}, "totals.total_failed is 1, the lists hold 2"),
+    ],
+)
+def test_gaps_that_do_not_add_up_are_named(gaps, words):
+    with pytest.raises(InputError, match=words):
+        decode_run(encode_run(run_of(1, lacking_failed=1, present_passed=1)) | {"gaps": gaps}, "run_01.json")
+
+
 def test_a_gap_from_fewer_than_five_applicable_passed_trajectories_is_marked():
     assert not aggregate([run_of(1, lacking_failed=9, present_passed=4, na_passed=50)], min_runs=1)[0].supported
     assert aggregate([run_of(1, lacking_failed=9, present_passed=5)], min_runs=1)[0].supported

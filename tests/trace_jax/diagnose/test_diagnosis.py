@@ -16,6 +16,7 @@ from trace_jax.diagnose import diagnose, print_diagnosis
 from trace_jax.diagnose.aggregate import aggregate, decode_run
 from trace_jax.diagnose.diagnosis import do_nothing_tasks, draw
 from trace_jax.diagnose.evidence import Candidate, Label
+from trace_jax.diagnose.rules import EvidenceAnalyst
 from trace_jax.diagnose.select import decode_candidates, decode_selection
 from trace_jax.errors import InputError
 
@@ -171,6 +172,50 @@ def test_a_blinded_labeller_sees_no_outcome_and_the_figures_use_it_all_the_same(
     assert len({seen[1] for seen in open_eyed.seen}) == 2
     assert figures[0].mean_cov == 1.0 and figures[0].mean_delta == 0.0
     assert diagnose(desk(), blind=True).figures == diagnose(desk()).figures
+
+
+class Scripted:
+    """A labeller whose labels are `label(attempt, trajectory)`; of two capabilities that it does not tell apart."""
+
+    name, deterministic, record = "scripted", False, {"model": "none"}
+
+    def __init__(self, label):
+        self.one = label
+
+    def discover(self, trajectories):
+        return [Candidate("multi_step_task_completion", "Finishes."), Candidate("twin", "Its double.")]
+
+    def label(self, draws, candidates):
+        return {n: [self.one(n, t, c.name) for t in drawn for c in candidates] for n, drawn in draws.items()}
+
+
+def test_pairs_without_a_label_are_kept_with_their_reasons_and_count_nowhere():
+    def label(attempt, t, name):
+        if attempt == 2 and int(t.task_id) % 2:
+            return Label(t.id, name, "GAP", None, "the quote does not occur")
+        return Label(t.id, name, "PRESENT" if t.success else "LACKING", 1, "it shows", "words of it")
+
+    files = {}
+    d = diagnose(desk(), analyst=Scripted(label), write=files.__setitem__)
+    assert d.thresholds["model"] == "none" and d.overlaps == [("multi_step_task_completion", "twin", 1.0)]
+    assert {n for n, _ in d.gaps} == {2} and all(x.value != "GAP" for x in d.labels)
+    rows = [json.loads(line) for line in files["diagnosis/gaps.jsonl"].splitlines()]
+    assert len(rows) == len(d.gaps) > 5 and rows[0]["reason"] == "the quote does not occur" and rows[0]["run"] == 2
+    again = decode_run(json.loads(files["diagnosis/runs/run_02.json"]), "run_02.json", [c.name for c in d.candidates])
+    assert again == d.runs[1] and len(again.failed) > len(again.codes["twin"])
+    assert "gaps" not in json.loads(files["diagnosis/runs/run_01.json"])
+    text = printed(d)
+    assert "without a valid label" in text and "may be one" in text
+    assert d.figures[0].mean_delta == 1.0
+
+
+def test_a_second_labeller_is_set_beside_the_first_where_both_know_a_capability():
+    d = diagnose(desk(), analyst=Scripted(lambda n, t, name: Label(t.id, name, "NA", None, "")), second=EvidenceAnalyst())
+    (row,) = d.agreement
+    assert row.capability == "multi_step_task_completion" and row.pairs == len({i for run in d.runs for i in run.failed})
+    assert 0 < row.same < 1 and sum(row.counts[0]) == row.pairs
+    assert json.loads(json.dumps(d.to_json(), allow_nan=False))["agreement"][0]["pairs"] == row.pairs
+    assert f"of {row.pairs}, alpha" in printed(d)
 
 
 def test_tasks_that_reward_doing_nothing_are_told(airline):

@@ -24,7 +24,9 @@ PUBLISHED = {
 
 
 def figures(name, kept=True, lacking=()):
-    return Figures(name, 0.3, 0.01, 0.4, 0.02, 0.5, 0.1, (0.2, 0.4), (0.3, 0.5), 1.0, 9.0, 9.0, 9 if kept else 2, 10, kept, tuple(lacking))
+    return Figures(
+        name, 0.3, 0.01, 0.4, 0.02, 0.5, 0.1, (0.2, 0.4), (0.3, 0.5), 1.0, 9.0, 9.0, 0.0, 9 if kept else 2, 10, kept, tuple(lacking)
+    )
 
 
 def test_the_retained_are_written_in_the_published_form():

@@ -1,0 +1,60 @@
+import pytest
+
+from trace_jax import cli
+from trace_jax.agents.templates import Templates
+from trace_jax.config import data_folder
+from trace_jax.errors import InputError
+
+DOMAINS = sorted(path.name for path in data_folder("prompts").iterdir() if path.is_dir())
+PROMPTS = [(domain, name) for domain in DOMAINS for name in Templates(domain).names()]
+
+
+@pytest.mark.parametrize("domain, name", PROMPTS)
+def test_every_prompt_of_every_domain_is_printed(domain, name, capsys):
+    assert cli.main(["prompt", f"{domain}/{name}"]) == 0
+    text = capsys.readouterr().out
+    assert text.strip() and "{%" not in text and "{{" not in text and "<!--" not in text
+    for variable in Templates(domain).variables(name):
+        assert f"<{variable}" in text, f"{variable} is declared and not shown"
+
+
+def test_a_prompt_that_is_not_there_is_named(capsys):
+    assert cli.main(["prompt", "answer_repar"]) == 2
+    assert "no prompt 'answer_repar', did you mean 'answer_repair'?" in capsys.readouterr().err
+    assert cli.main(["prompt", "nowhere/answer_repair"]) == 2
+    assert "no folder 'nowhere'; give one of general" in capsys.readouterr().err
+
+
+def own(tmp_path, text, name="answer_repair"):
+    (tmp_path / f"{name}.md").write_text(text)
+    return Templates(str(tmp_path))
+
+
+def test_a_folder_of_ones_own_extends_ours_and_counts_in_the_hash(tmp_path):
+    ours = Templates()
+    mine = own(tmp_path, "{% extends 'general/answer_repair.md' %}\n")
+    given = {"faults": ["too long"], "schema": ""}
+    assert mine.render("answer_repair", **given) == ours.render("answer_repair", **given)
+    assert mine.digest("answer_repair") != ours.digest("answer_repair") == Templates().digest("answer_repair")
+    assert mine.names() == ours.names()
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("<!-- x\nfaults: a\n-->\n{{ fault }}\n", "variable 'fault' is not declared"),
+        ("<!-- x\nfaults: a\n-->\n{% if %}\n", "answer_repair.md, line"),
+        ("{% extends 'general/nothing.md' %}\n", "no such prompt, but another extends it"),
+        ("<!-- x\nfaults: a\n-->\n{{ faults.one }}\n", "has no attribute 'one'"),
+    ],
+)
+def test_a_template_that_is_wrong_names_its_file(tmp_path, text, words):
+    with pytest.raises(InputError, match=words):
+        own(tmp_path, text).render("answer_repair", faults=["x"])
+
+
+def test_variables_are_given_exactly():
+    with pytest.raises(ValueError, match="'schema' is not given"):
+        Templates().render("answer_repair", faults=[])
+    with pytest.raises(ValueError, match="'more' is not one of its own"):
+        Templates().render("answer_repair", faults=[], schema="", more=1)
