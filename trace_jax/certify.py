@@ -28,8 +28,10 @@ def main(arguments: Arguments) -> None:
             tools = pool.function(load_builtin("desk"), "tools")
             count = arguments.config.synthesis.certify_seeds
             certificate = certify(package, pool, target_tools=tools, seeds=range(CALIBRATION, CALIBRATION + count))
-    except (PackageError, SandboxError) as error:
-        raise InputError(f"{name}: {error}" if isinstance(error, SandboxError) else str(error)) from error
+    except PackageError as error:
+        raise InputError(str(error)) from error
+    except SandboxError as error:
+        raise InputError(f"{name}: not run, config field 'rollout.sandbox': {error}") from error
     print(certificate.to_text())
     if not certificate.passed:
         raise InputError(f"{name}: not certified; see the checks above")

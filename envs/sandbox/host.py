@@ -434,7 +434,7 @@ class Pool:
         places = list(places)
         for _ in range(2):
             processes = [self._ready(*place) for place in places]
-            deaths = [death for death in greet(processes) if death is not None]
+            deaths = greet([process for process in processes if process.layers is None])
             if not deaths:
                 break
         else:

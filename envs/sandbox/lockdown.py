@@ -8,7 +8,7 @@ kernel grants the process, and none of these layers can be taken off again:
   limits         no processes, no growing file, 64 descriptors; memory and CPU time as given
   no_new_privs   no set-user-id programs, no capabilities, no looking into it from outside; it dies with its host
   landlock       no file system, no TCP port, no signal and no abstract socket beyond itself
-  seccomp        thirty system calls that compute, allocate and talk over open pipes; all others fail with EPERM
+  seccomp        the few system calls that compute, allocate and talk over open pipes; all others fail with EPERM
 
 `limits`, `no_new_privs` and `seccomp` close the process by themselves, since no file can be opened and no socket made; the others are there
 for the day on which one of these has a hole. The order matters: namespaces need root's capabilities, a change of user forgets the
@@ -30,7 +30,7 @@ SPARE_UID = 65_533  # inside the 65,536 ids that a container usually has; nobody
 # include/uapi/linux: sched.h, prctl.h, capability.h, landlock.h, seccomp.h, filter.h, audit.h
 _NEW_UTS_IPC_NET, _NEW_USER = 0x04000000 | 0x08000000 | 0x40000000, 0x10000000
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 4, 22, 38
-_CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITY_VERSION_3, _KILL_OTHERS = 0x20080522, 5
 _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # Landlock ABI: so many rights over files from then on
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
@@ -116,6 +116,10 @@ def _leave(kinds):
 
 
 def _change_user():
+    with open("/proc/self/status") as file:
+        capabilities = next((int(line.split()[1], 16) for line in file if line.startswith("CapEff:")), 0)
+    if not capabilities >> _KILL_OTHERS & 1:  # a container may leave it out
+        raise OSError(errno.EPERM, "the host could not end a worker of another user without CAP_KILL")
     os.setgroups([])
     os.setresgid(SPARE_UID, SPARE_UID, SPARE_UID)
     os.setresuid(SPARE_UID, SPARE_UID, SPARE_UID)

@@ -198,24 +198,25 @@ def exchange(messages: list[tuple[Process, bytes | None, int]], deadline_s: floa
     return [one.result for one in exchanges]
 
 
-def greet(processes: list[Process]) -> list[Death | None]:
+def greet(new: list[Process]) -> list[Death]:
     """Waits until workers that were just started are ready, and takes down their layers. No code of an environment runs before.
 
     Returns:
-      For each why it will never be ready, or None.
+      Of those that will never be ready, why.
     """
-    new = [process for process in processes if process.layers is None]
+    if not new:
+        return []
     try:
-        results = dict(zip(new, exchange([(process, None, HELLO_BYTES) for process in new], START_SECONDS), strict=True))
+        results = exchange([(process, None, HELLO_BYTES) for process in new], START_SECONDS)
     except BaseException:  # interrupted, with half a message read
         for process in new:
             process.kill()
         raise
-    for process, result in results.items():
+    for process, result in zip(new, results, strict=True):
         if isinstance(result, bytes):
             hello = json.loads(result)
             process.layers = {layer: hello[layer] for layer in LAYERS if layer in hello}
-    return [death if isinstance(death := results.get(process), Death) else None for process in processes]
+    return [result for result in results if isinstance(result, Death)]
 
 
 def _forget(selector: selectors.BaseSelector, descriptor: int) -> None:

@@ -272,10 +272,10 @@ KILLERS = {
     "say hello again": ("b = b'{\"seccomp\":null}'\nos.write(int(sys.argv[2]), len(b).to_bytes(4, 'little') + b)", "fault:reply"),
 }
 HANGERS = {
-    "endless loop": ("while True: pass", "fault:deadline"),
     "sleep": ("time.sleep(10**6)", "fault:deadline"),
 }
 LONG_HANGERS = {
+    "endless loop": ("while True: pass", "fault:deadline"),
     "hard expression": ("import re; re.match('(a+)+b', 'a' * 60)", "fault:deadline"),
     "large number": ("10 ** (10**8 - 1)", "fault:deadline"),
 }
@@ -336,7 +336,7 @@ def attack_with(part: str, without: tuple[str, ...] = ()) -> dict[str, str]:
     if part != "quick":
         outcomes |= attack(KILLERS, without) | {"neighbours of the quick": outcomes["neighbours"]}
         hangers = HANGERS | (LONG_HANGERS if part == "all" else {})
-        outcomes |= attack(hangers, without, workers=2, deadline_s=1.5) | {"neighbours of killers": outcomes["neighbours"]}
+        outcomes |= attack(hangers, without, workers=2, deadline_s=3.0) | {"neighbours of killers": outcomes["neighbours"]}
     return outcomes
 
 

@@ -1,6 +1,7 @@
 """Nothing gets out of a locked worker, whoever starts it and whichever of the layers beyond the necessary are there."""
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -49,6 +50,22 @@ def test_no_program_escapes_from_any_set_of_layers(user, without):
     if user == "nobody" or not ROOT:
         without = tuple(layer for layer in without if layer != "uid")
     assert not hostile.surprises(as_nobody("all", without) if ROOT and user == "nobody" else hostile.attack_with("all", without))
+
+
+@needs_root
+@pytest.mark.parametrize("kept", [(), (0, 6, 7, 21)], ids=["none", "all but kill"])  # dac_override, setgid, setuid, sys_admin
+def test_root_of_a_container_with_few_capabilities_is_held_and_can_end_its_workers(kept):
+    def drop():
+        for capability in range(41):
+            if capability not in kept:
+                ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+
+    code = "import sys, json; from tests.envs import hostile; print(json.dumps([hostile.attack_with('quick'), hostile.Pool().missing]))"
+    root = pathlib.Path(envs.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], preexec_fn=drop, env={}, cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    outcomes, missing = json.loads(done.stdout)
+    assert not hostile.surprises(outcomes) and "CAP_KILL" in missing["uid"] and not set(missing) & set(lockdown.REQUIRED)
 
 
 def as_nobody(part, without):
