@@ -1,7 +1,7 @@
 import pytest
 
 from trace_jax import cli
-from trace_jax.agents.templates import Templates
+from trace_jax.agents.templates import GENERAL, Templates, domain_of
 from trace_jax.config import data_folder
 from trace_jax.errors import InputError
 
@@ -58,3 +58,16 @@ def test_variables_are_given_exactly():
         Templates().render("answer_repair", faults=[])
     with pytest.raises(ValueError, match="'more' is not one of its own"):
         Templates().render("answer_repair", faults=[], schema="", more=1)
+
+
+def test_the_domain_of_prompts_follows_from_the_environments():
+    for names, domain in {
+        ("tau2/airline", "tau2_retail"): "tau2",
+        ("taubench/airline",): "tau2",
+        ("swebench/lite",): "swebench",
+        ("desk", "tau2/mock"): GENERAL,
+        ("my_own",): GENERAL,
+        ("/x", ""): GENERAL,
+        (): GENERAL,
+    }.items():
+        assert domain_of(names) == domain

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import jinja2
@@ -26,8 +27,16 @@ from trace_jax.errors import InputError
 from trace_jax.fields import nearest
 
 GENERAL = "general"
+_ALIASES = {"taubench": "tau2"}
 _HEADER = re.compile(r"\A<!--(.*?)-->\n", re.DOTALL)
 _VARIABLE = re.compile(r"^([a-z_]+): (.+)$", re.MULTILINE)
+
+
+def domain_of(names: Iterable[str]) -> str:
+    """The folder of prompts for trajectories, or a target, of these environments: `tau2` for `tau2/airline` and `tau2_retail`."""
+    found = {_ALIASES.get(word, word) for word in (re.match(r"[^/_]*", name)[0] for name in names)}
+    (domain,) = found if len(found) == 1 else {GENERAL}
+    return domain if (data_folder("prompts") / domain).is_dir() and domain else GENERAL
 
 
 class Templates:

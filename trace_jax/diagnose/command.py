@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from rl.trajectory import Trajectory
 from trace_jax.agents import make_agent, usage_of
-from trace_jax.agents.templates import GENERAL, Templates
+from trace_jax.agents.templates import Templates, domain_of
 from trace_jax.benchmarks.tau2 import read_results
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 STAGE = "diagnose"
 _SELECTION = "diagnosis/selected_capabilities.json"
 _TOLERANCE = 1e-6  # graders compute rewards in floating point
-_DOMAINS = {"tau2": "tau2", "taubench": "tau2", "swebench": "swebench", "toolsandbox": "toolsandbox"}  # of the first word of an environment
 
 Advance = Callable[[float, str], None]  # share of the step that is done since the last call, and what is done
 
@@ -101,7 +99,7 @@ def _llm(
 ) -> LLMAnalyst:
     if workdir is None:
         raise InputError("config field 'analyst': an LLM's labels need --workdir=DIR, so that what was paid for is kept")
-    templates = Templates(config.agents.prompts or domain_of(trajectories))
+    templates = Templates(config.agents.prompts or domain_of(t.environment for t in trajectories))
 
     def tell(what: str, done: int, total: int) -> None:
         advance(1 / total if what == "labelling" else 0.0, f"{what}: {done} of {total} questions")
@@ -116,12 +114,6 @@ def _llm(
         write=workdir.write_bytes,
         progress=tell,
     )
-
-
-def domain_of(trajectories: Iterable[Trajectory]) -> str:
-    """The folder of `prompts/` for trajectories of one benchmark."""
-    found = Counter(_DOMAINS.get(t.environment.partition("/")[0], GENERAL) for t in trajectories)
-    return found.most_common(1)[0][0] if len(found) == 1 else GENERAL
 
 
 def read_candidates(file: str) -> list[Candidate]:

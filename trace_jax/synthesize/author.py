@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trace_jax.agents.protocol import Message, Reply, Unavailable
-from trace_jax.agents.templates import GENERAL, Templates
-from trace_jax.config import data_folder
+from trace_jax.agents.templates import Templates, domain_of
 from trace_jax.errors import Unfinished
 from trace_jax.runtime import Runtime
 from trace_jax.synthesize.brief import PROMPT, write_briefs
@@ -33,7 +32,7 @@ class Author:
         self._runtime, self.capabilities = runtime, capabilities
         self._agent: Any = None
         if capabilities:
-            self._templates = domain_templates(runtime)
+            self._templates = Templates(runtime.config.agents.prompts or domain_of([runtime.target.name]))
             self.prompts = {name: self._templates.digest(name) for name in _PROMPTS.values()}
             self._briefs: Mapping[str, str] = runtime.processes.agree(lambda: write_briefs(runtime, self._templates, capabilities))
 
@@ -80,12 +79,6 @@ class Author:
             told |= _distribution(self._runtime.workdir.read_json(f"{folder}/calibration.json"))
         refusal = self._templates.render(_PROMPTS[generation.kind], **told)
         return [question, {"role": "assistant", "content": handed_in.strip() or "(no answer)"}, {"role": "user", "content": refusal}]
-
-
-def domain_templates(runtime: Runtime) -> Templates:
-    """The prompts of the config, or those of the target's domain: `tau2` for `tau2` and `tau2_airline`."""
-    own = runtime.target.name.partition("_")[0]
-    return Templates(runtime.config.agents.prompts or (own if (data_folder("prompts") / own).is_dir() else GENERAL))
 
 
 def _answer(reply: Reply | Unavailable, model: str) -> dict[str, Any]:

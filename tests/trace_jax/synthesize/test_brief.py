@@ -1,7 +1,6 @@
 import ast
 import dataclasses
 import json
-import types
 
 import pytest
 
@@ -9,7 +8,6 @@ from envs.builtin import LIBRARY, load_builtin
 from tests.trace_jax import example_run
 from trace_jax.agents.templates import Templates
 from trace_jax.diagnose.compaction import estimate_tokens
-from trace_jax.synthesize.author import domain_templates
 from trace_jax.synthesize.brief import library_example, shorten, shorten_source, write_briefs
 
 ONE, TWO = "structured_data_reasoning", "multi_step_task_completion"
@@ -78,9 +76,3 @@ def test_a_long_prompt_loses_its_middle():
     short = shorten(text, 500)
     assert estimate_tokens(short) < 520 and short.startswith("0123") and short.endswith("4999") and "characters are left out here" in short
     assert shorten("short", 500) == "short"
-
-
-def test_the_prompts_are_those_of_the_targets_domain(runtime):
-    for name, domain in (("desk", "general"), ("tau2", "tau2"), ("tau2_airline", "tau2"), ("toolsandbox", "toolsandbox")):
-        found = domain_templates(types.SimpleNamespace(config=runtime.config, target=types.SimpleNamespace(name=name)))
-        assert found.domain == domain
