@@ -29,10 +29,10 @@ def load_builtin(name: str) -> Package:
 
 
 def is_builtin(package: Package) -> bool:
-    """Whether a package is one of these, wherever it was loaded from."""
-    return package.digest in _digests()
+    """Whether a package's code is that of one of these, wherever it was loaded from and whatever its knobs are set to."""
+    return package.source in _sources()
 
 
 @functools.cache
-def _digests() -> frozenset[str]:
-    return frozenset(load_builtin(name).digest for name in ("desk", *LIBRARY))
+def _sources() -> frozenset[str]:
+    return frozenset(load_builtin(name).source for name in ("desk", *LIBRARY))

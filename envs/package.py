@@ -35,15 +35,24 @@ class PackageError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Knob:
-    """One difficulty setting, a number in [min, max]; whole numbers only where default, min and max are whole."""
+    """One difficulty setting, a number in [min, max]; whole numbers only where default, min and max are whole.
+
+    Attributes:
+      harder: the end at which tasks are harder, "min" or "max", where the package says it.
+    """
 
     default: int | float
     min: int | float
     max: int | float
+    harder: str | None = None
 
     @property
     def whole(self) -> bool:
         return all(isinstance(value, int) for value in (self.default, self.min, self.max))
+
+    def to_json(self) -> dict[str, Any]:
+        """As in package.json; what the package does not say is left out, so that it has the digest that it always had."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +81,7 @@ class Package:
     @property
     def meta(self) -> dict[str, Any]:
         """The content of package.json."""
-        return {key: getattr(self, key) for key in FIELDS} | {"knobs": {key: dataclasses.asdict(knob) for key, knob in self.knobs.items()}}
+        return {key: getattr(self, key) for key in FIELDS} | {"knobs": {key: knob.to_json() for key, knob in self.knobs.items()}}
 
     @functools.cached_property
     def digest(self) -> str:
@@ -94,6 +103,15 @@ class Package:
                 kind = "a whole number" if knob.whole else "a number"
                 raise PackageError(f"environment {self.name}: knob {name} = {value!r} must be {kind} from {knob.min} to {knob.max}")
         return {name: given.get(name, knob.default) for name, knob in self.knobs.items()}
+
+    def with_defaults(self, knobs: dict[str, int | float]) -> Package:
+        """The package with other defaults of some knobs, and so with another digest; its episodes are this one's under these knobs.
+
+        Raises:
+          PackageError: as `resolve_knobs`.
+        """
+        values = self.resolve_knobs(knobs)
+        return dataclasses.replace(self, knobs={n: dataclasses.replace(knob, default=values[n]) for n, knob in self.knobs.items()})
 
 
 def load_package(path: str | os.PathLike[str]) -> Package:
@@ -209,11 +227,13 @@ def write_package(path: str | os.PathLike[str], meta: dict[str, Any], source: st
 
 
 def _parse_knob(knob: Any, where: str) -> Knob:
-    if not isinstance(knob, dict) or set(knob) != {"default", "min", "max"}:
-        raise PackageError(f'{where}: must be {{"default", "min", "max"}}')
-    for key, value in knob.items():
-        if not _is_number(value):
-            raise PackageError(f"{where}.{key} = {value!r} must be a finite number")
+    if not isinstance(knob, dict) or set(knob) - {"harder"} != {"default", "min", "max"}:
+        raise PackageError(f'{where}: must be {{"default", "min", "max"}}, and may have "harder"')
+    if knob.get("harder", "max") not in ("min", "max"):
+        raise PackageError(f'{where}.harder = {knob["harder"]!r} must be "min" or "max", the end at which tasks are harder, or be left out')
+    for key in ("default", "min", "max"):
+        if not _is_number(knob[key]):
+            raise PackageError(f"{where}.{key} = {knob[key]!r} must be a finite number")
     if not knob["min"] <= knob["default"] <= knob["max"]:
         raise PackageError(f"{where}: min {knob['min']} <= default {knob['default']} <= max {knob['max']} does not hold")
     return Knob(**knob)

@@ -185,13 +185,22 @@ class SynthesisSection:
     rounds: int = field(5, "packages that the LLM may hand in for a capability, the first included", "[1, 20]", changes=True)
     calibration_seeds: int = field(100, "seeds that the base agent is calibrated on", "[1, inf)")
     calibration_rollouts: int = field(16, "rollouts of each of these seeds", "[2, inf)")
+    sequential: bool = field(True, "end a calibration as soon as its verdict is certain")
+    probes: int = field(
+        5, "settings of its knobs at which an environment is tried that is too easy or too hard, before it is given up", "[0, 20]"
+    )
     mean_low: float = field(0.2, "smallest mean reward and success rate of the base agent", "[0, 1]")
     mean_high: float = field(0.6, "largest mean reward and success rate", "[0, 1]")
     min_std: float = field(0.05, "smallest standard deviation of the reward", "[0, 0.5]")
     max_all_success: float = field(0.2, "largest share of groups that always succeed", "[0, 1]")
     max_all_zero: float = field(0.2, "largest share of groups that never earn anything", "[0, 1]")
     max_constant: float = field(0.5, "largest share of groups of one reward only", "[0, 1]")
-    hint_ratio: float = field(0.25, "share of a group's rollouts that see a hint, where calibration says success is too rare", "[0, 1)")
+    hint_ratio: float = field(
+        0.25,
+        "smallest share of a group's rollouts that see a hint, where success is too rare at every setting; as many do, up to a half, as "
+        "bring the group's success to mean_low. 0: none ever does",
+        "[0, 0.5]",
+    )
     certify_seeds: int = field(100, "seeds that a certificate is checked on", "[2, inf)")
 
 

@@ -5,6 +5,7 @@ Since the tokens of a batch depend on seeds and policies alone, a run that was k
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -303,9 +304,9 @@ class Runtime:
         """The tasks, the first `ratio` of each group's rollouts with the package's hint."""
         if not ratio:
             return list(tasks)
-        out = []
+        out, sizes = [], collections.Counter(task.group for task in tasks)
         for task in tasks:
-            if task.rollout < round(ratio * self.config.train.group_size):
+            if task.rollout < round(ratio * sizes[task.group]):
                 key = (package.digest, task.seed)
                 if key not in self._hints:
                     self._hints[key] = self.pool.function(package, "hint", task.seed, task.knobs)

@@ -37,6 +37,25 @@ def wilson(successes: np.ndarray | int, trials: np.ndarray | int, z: float = Z95
     return low, high
 
 
+def clustered_wilson(values: np.ndarray, clusters: np.ndarray, z: float = Z95) -> tuple[float, float]:
+    """Wilson's interval of the mean of 0-1 `values` [N] whose units come in clusters: at the effective sample size p (1 - p) / var(p).
+
+    Source: Rao and Scott, "A Simple Method for the Analysis of Clustered Binary Data" (1992); var(p) is that of a ratio over clusters. The
+    size is kept between the number of clusters, as if each were one unit, and N; where all values are equal, var(p) says nothing and it is
+    the former. (0, 1) where there are no values.
+    """
+    y, (names, member) = np.asarray(values, float), np.unique(np.asarray(clusters), return_inverse=True)
+    n, count = len(y), len(names)
+    if not n:
+        return 0.0, 1.0
+    p = y.mean()
+    residuals = np.bincount(member, weights=y - p)
+    variance = count / max(count - 1, 1) * np.square(residuals).sum() / n**2
+    size = np.clip(p * (1 - p) / variance, count, n) if variance > 0 else count
+    low, high = wilson(p * size, size, z)
+    return float(low), float(high)
+
+
 def bootstrap_weights(clusters: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """How often each unit occurs in each bootstrap sample, when whole clusters are drawn with replacement.
 
@@ -64,8 +83,10 @@ def percentile_interval(samples: np.ndarray, confidence: float = 0.95, axis: int
     return low, high
 
 
-def bootstrap_mean(values: np.ndarray, clusters: np.ndarray | None = None, draws: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """The 95 % bootstrap interval of a mean of `values` [N], by clusters where given.
+def bootstrap_mean(
+    values: np.ndarray, clusters: np.ndarray | None = None, draws: int = 2000, seed: int = 0, confidence: float = 0.95
+) -> tuple[float, float]:
+    """The bootstrap interval of a mean of `values` [N], by clusters where given.
 
     Raises:
       ValueError: no values.
@@ -73,8 +94,10 @@ def bootstrap_mean(values: np.ndarray, clusters: np.ndarray | None = None, draws
     values = np.asarray(values, float)
     if not len(values):
         raise ValueError("the mean of nothing has no interval")
-    weights = bootstrap_weights(np.arange(len(values)) if clusters is None else clusters, draws, seed)
-    low, high = percentile_interval(weights @ values / weights.sum(1))
+    _, member = np.unique(np.arange(len(values)) if clusters is None else np.asarray(clusters), return_inverse=True)
+    sizes, sums = np.bincount(member), np.bincount(member, weights=values)  # [C]: all that a draw of whole clusters depends on
+    weights = bootstrap_weights(np.arange(len(sizes)), draws, seed)
+    low, high = percentile_interval(weights @ sums / (weights @ sizes), confidence)
     return float(low), float(high)
 
 

@@ -92,3 +92,20 @@ def test_knobs_are_completed_and_checked():
     ):
         with pytest.raises(PackageError, match=words):
             package.resolve_knobs(knobs)
+
+
+def test_a_knob_may_say_at_which_end_tasks_are_harder_and_one_that_does_not_has_its_old_digest():
+    knob = {"default": 2, "min": 1, "max": 3}
+    plain, told = (parse_package(META | {"knobs": {"k": one}}, SOURCE) for one in (knob, knob | {"harder": "max"}))
+    assert plain.meta["knobs"] == {"k": knob} and told.meta["knobs"] == {"k": knob | {"harder": "max"}} and told.digest != plain.digest
+    with pytest.raises(PackageError, match=r"knobs\.k\.harder = 'up' must be \"min\" or \"max\""):
+        parse_package(META | {"knobs": {"k": knob | {"harder": "up"}}}, SOURCE)
+
+
+def test_other_defaults_make_another_package_of_the_same_code():
+    package = parse_package(META | {"knobs": {"k": {"default": 2, "min": 1, "max": 3, "harder": "max"}}}, SOURCE)
+    other = package.with_defaults({"k": 3})
+    assert other.resolve_knobs() == {"k": 3} == package.resolve_knobs({"k": 3}) and other.source == package.source
+    assert other.digest != package.digest == other.with_defaults({"k": 2}).digest and other.knobs["k"].harder == "max"
+    with pytest.raises(PackageError, match="knob k = 4"):
+        package.with_defaults({"k": 4})

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trace_jax.statistics import bootstrap_mean, bootstrap_weights, krippendorff_alpha, percentile_interval, wilson
+from trace_jax.statistics import bootstrap_mean, bootstrap_weights, clustered_wilson, krippendorff_alpha, percentile_interval, wilson
 
 
 def test_wilson_gives_the_textbook_interval():
@@ -48,6 +48,25 @@ def test_clusters_widen_the_interval_of_repeated_values():
     plain = np.subtract(*bootstrap_mean(values)[::-1])
     clustered = np.subtract(*bootstrap_mean(values, np.repeat(np.arange(30), 10))[::-1])
     assert clustered > 2.5 * plain
+
+
+def test_wilson_of_clusters_lies_between_that_of_the_units_and_that_of_the_clusters():
+    random = np.random.default_rng(0)
+    seeds = np.repeat(np.arange(50), 8)
+    alone = (random.random(400) < 0.4).astype(float)
+    np.testing.assert_allclose(clustered_wilson(alone, seeds), wilson(int(alone.sum()), 400), atol=0.01)
+    same = np.repeat(random.random(50) < 0.4, 8).astype(float)  # a seed is solved always or never
+    np.testing.assert_allclose(clustered_wilson(same, seeds), wilson(int(same[::8].sum()), 50), atol=0.01)
+    np.testing.assert_allclose(clustered_wilson(np.zeros(400), seeds), wilson(0, 50), atol=1e-12)  # nothing says how alike units are
+    assert clustered_wilson([], []) == (0.0, 1.0)
+
+
+def test_wilson_of_clusters_covers():
+    random = np.random.default_rng(0)
+    chances = random.beta(0.4 * 4, 0.6 * 4, (600, 30))  # correlation 0.2 within a seed
+    units = (random.random((600, 30, 8)) < chances[..., None]).astype(float).reshape(600, -1)
+    found = [clustered_wilson(one, np.repeat(np.arange(30), 8)) for one in units]
+    assert 0.92 < np.mean([low <= 0.4 <= high for low, high in found]) < 0.98
 
 
 def test_percentile_interval_leaves_empty_samples_out():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,6 +101,8 @@ def _distribution(calibration: Mapping[str, Any]) -> dict[str, Any]:
     percent = {"none": "zero_rate", "part": "partial_rate", "perfect": "groups_all_perfect", "zero": "groups_all_zero"}
     return {
         "verdict": calibration["verdict"],
+        "knobs": json.dumps(calibration["knobs"]),
+        "tried": [{"knobs": json.dumps(one["knobs"]), "success": f"{one['success_rate']:.3f}"} for one in calibration["search"]],
         "found": {
             "rollouts": str(calibration["n_rollouts"]),
             **{key: f"{calibration[key]:.3f}" for key in ("mean_reward", "std_reward", "success_rate")},

@@ -1,11 +1,10 @@
 """`trace-jax synthesize`: for every retained capability an environment that is certified, calibrated against the base, and stored.
 
-    generator -> package -> certificate -> rollouts of the base -> calibration -> selected_capabilities.json says DONE
+    generator -> package -> certificate, rollouts of the base, calibration (`admission`) -> selected_capabilities.json says DONE
 
 An environment that fails its certificate or its calibration never reaches training; the selection keeps it PENDING and the reasons stand in
-`certificate.json` and `calibration.json`. So does a capability for which the library has no environment. Where success is too rare, a share
-of each group's rollouts gets the package's hint. What an LLM could not do in its rounds needs a person's attention, and the selection and
-the exit code say so.
+`certificate.json` and `calibration.json`. So does a capability for which the library has no environment. What an LLM could not do in its
+rounds needs a person's attention, and the selection and the exit code say so.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envs import write_package
 from envs.builtin import LIBRARY, load_builtin
-from envs.package import load_package
 from trace_jax.cli import Arguments
 from trace_jax.diagnose.select import finished
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.runtime import Runtime, open_runtime
-from trace_jax.synthesize.admission import calibrated, certified
+from trace_jax.synthesize.admission import admit, store
 from trace_jax.synthesize.generate import generate
 from trace_jax.synthesize.generation import NEEDS_ATTENTION, OPEN
 from trace_jax.workdir import Workdir
@@ -42,15 +39,9 @@ def from_library(runtime: Runtime, capability: str) -> dict[str, Any]:
         return runtime.calibration(capability)
     if capability not in LIBRARY:
         return {"usable": False, "reasons": [f"the library has no environment for it, only for {', '.join(LIBRARY)}"]}
-    builtin = load_builtin(capability)
-    package = load_package(workdir.produce(folder, lambda path: write_package(path, builtin.meta, builtin.source)))
-    certificate = certified(runtime, package)
-    workdir.write_json(f"{folder}/certificate.json", certificate)
-    if not certificate["passed"]:
-        return {"usable": False, "reasons": certificate["reasons"]}
-    result = calibrated(runtime, package, f"calibration-{capability}")
-    workdir.write_json(f"{folder}/calibration.json", result)
-    return result
+    admission = admit(runtime, load_builtin(capability), f"calibration-{capability}")
+    store(runtime, capability, admission)
+    return admission.calibration or {"usable": False, "reasons": admission.reasons}
 
 
 def record(runtime: Runtime, results: Mapping[str, Mapping[str, Any]]) -> None:

@@ -18,15 +18,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs import write_package
 from trace_jax.runtime import Runtime
-from trace_jax.synthesize.admission import calibrated, certified, sandbox_faults
+from trace_jax.synthesize.admission import Admission, admit, sandbox_faults, store
 from trace_jax.synthesize.author import Author
 from trace_jax.synthesize.generation import OPEN, USABLE, Generation
 from trace_jax.synthesize.handin import HandIn, read_hand_in
 
-_CALIBRATION = ("verdict", "usable", "hint_ratio", "n_rollouts", "mean_reward", "std_reward", "success_rate", "success_interval")
-Judgement = tuple[list[str], dict[str, Any] | None, dict[str, Any] | None]  # reasons to refuse, certificate, calibration
+_CALIBRATION = ("verdict", "usable", "hint_ratio", "knobs", "n_rollouts", "spent", "mean_reward", "std_reward", "success_rate")
 
 
 def generate(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -68,15 +66,13 @@ def _play_round(runtime: Runtime, generation: Generation, answer: Mapping[str, A
     workdir.produce(folder, functools.partial(shutil.rmtree, ignore_errors=True))  # of an interrupted round, maybe of another author
     for name, text in {"answer.md": answer["text"], **handed_in.texts}.items():
         workdir.write_bytes(f"{folder}/{name}", text.encode())
-    reasons, certificate, calibration = _judge(runtime, generation, handed_in, answer["faults"])
+    reasons, admission = _judge(runtime, generation, handed_in, answer["faults"])
+    certificate, calibration = (admission.certificate, admission.calibration) if admission else (None, None)
     for name, found in (("certificate.json", certificate), ("calibration.json", calibration)):
         if found:
             workdir.write_json(f"{folder}/{name}", found)
     if not reasons:
-        package = handed_in.package
-        workdir.produce(generation.folder, lambda path: write_package(path, package.meta, package.source))
-        workdir.write_json(f"{generation.folder}/certificate.json", certificate)
-        workdir.write_json(f"{generation.folder}/calibration.json", calibration)
+        store(runtime, generation.capability, admission)
     generation.rounds.append(
         {
             "round": number,
@@ -86,7 +82,7 @@ def _play_round(runtime: Runtime, generation: Generation, answer: Mapping[str, A
             "package": handed_in.package.digest if handed_in.package else None,
             "reasons": reasons,
             "certificate": certificate and {"passed": certificate["passed"], "rewards": certificate["rewards"]},
-            "calibration": calibration and {key: calibration[key] for key in _CALIBRATION},
+            "calibration": calibration and {key: calibration[key] for key in (*_CALIBRATION, "success_interval")},
             "usage": answer["usage"],
         }
     )
@@ -94,23 +90,18 @@ def _play_round(runtime: Runtime, generation: Generation, answer: Mapping[str, A
     generation.write(runtime)
 
 
-def _judge(runtime: Runtime, generation: Generation, handed_in: HandIn, faults: Sequence[str]) -> Judgement:
-    """Why the hand-in is refused, if it is; with its certificate and its calibration, as far as it came."""
+def _judge(runtime: Runtime, generation: Generation, handed_in: HandIn, faults: Sequence[str]) -> tuple[list[str], Admission | None]:
+    """Why the hand-in is refused, if it is; with what became of it, if it came to its certificate."""
     package, number = handed_in.package, len(generation.rounds) + 1
     if package is None:
-        return [*faults, *handed_in.faults], None, None
+        return [*faults, *handed_in.faults], None
     for one in generation.rounds:
         if one["package"] == package.digest:
-            return [f"this is hand-in {one['round']} again, unchanged, which was refused", *one["reasons"]], None, None
+            return [f"this is hand-in {one['round']} again, unchanged, which was refused", *one["reasons"]], None
     which = f"round {number}: {generation.capability}"
     runtime.progress.advance(0, f"{which} in the sandbox")
     if found := sandbox_faults(runtime, package):
-        return found, None, None
-    certificate = certified(runtime, package)
-    if not certificate["passed"]:
-        return certificate["reasons"], certificate, None
-    runtime.progress.advance(0, f"{which} against the base")
-    calibration = calibrated(runtime, package, f"calibration-{generation.capability}-r{number}-{package.digest[:8]}")
-    if calibration["faults"]:
-        return [f"played by the agent it ends in a fault: {fault}" for fault in calibration["faults"]], certificate, None
-    return [] if calibration["usable"] else calibration["reasons"], certificate, calibration
+        return found, None
+    runtime.progress.advance(0, f"{which} certified, and against the base")
+    admission = admit(runtime, package, f"calibration-{generation.capability}-r{number}-{package.digest[:8]}")
+    return admission.reasons, admission

@@ -161,8 +161,9 @@ def test_a_sound_package_of_the_wrong_difficulty_is_mutated_by_the_figures(begin
     refusal = author.asked[ONE, 2][-1]["content"]
     assert all(word in refusal for word in words), refusal
     assert [(one["kind"], bool(one["calibration"])) for one in rounds(runtime, ONE)] == [("generation", True), ("mutation", True)]
-    calibrated = {name.split("/")[2][:-9] for name in runtime.workdir.list("rollouts/base") if "calibration" in name}
-    assert calibrated == {f"calibration-{ONE}-r1", f"calibration-{ONE}-r2"}  # then the package's digest
+    calibrated = {name.split("/")[2] for name in runtime.workdir.list("rollouts/base") if "calibration" in name}
+    calibrated = {re.sub("-[0-9a-f]{8}", "", name) for name in calibrated}  # the package's digest
+    assert calibrated == {f"calibration-{ONE}-r1", f"calibration-{ONE}-r1-end", f"calibration-{ONE}-r2"}
 
 
 def test_what_only_the_sandbox_can_tell_is_told_too(begin, hire):
