@@ -1,18 +1,19 @@
 """May an environment's hint be used, how much does it help, and how many rollouts of a group need it?
 
 A hint is guidance: how to go about it, never what. That it holds no argument of the oracle is in the certificate. Here it is measured
-whether it tells anything about its own seed that the agent would have to find out: the words in which the hints of the seeds differ must
-not be found among the secrets of their own seed (values and texts of the oracle, and what calling every tool brings to light, without what
-the agent is told anyway) more often than among those of others. Words that all hints share tell nothing about a seed.
+whether it tells anything about its own seed that the agent would have to find out: its words must not be found among the secrets of that
+seed (values and texts of the oracle, and what calling every tool brings to light, without what the agent is told anyway) more often than
+among those of other seeds. A permutation test says whether they are; words that all hints share count nothing in it.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from envs import Package, Pool
 from envs.probes import Action, play, spam, start_text
@@ -21,8 +22,8 @@ from trace_jax.statistics import clustered_wilson
 
 BAND = (0.6, 0.8)  # hinted success that the method aims at
 MOST = 0.5  # largest share of a group's rollouts that see a hint
-_COMMON = 0.5  # a word of more hints than this share tells little about any one seed
-_LEAK = 0.05  # secret words a hint, beyond those that it shares with other seeds' secrets by chance
+_LEAK = 0.05  # secret words a hint, beyond those that it shares with other seeds' secrets
+_SHUFFLES, _CHANCE = 4000, 0.001  # of hints among the seeds, and the share of these that may tell as much
 
 
 def leaks(pool: Pool, package: Package, seeds: Sequence[int]) -> list[str]:
@@ -42,20 +43,21 @@ def leaks(pool: Pool, package: Package, seeds: Sequence[int]) -> list[str]:
     ]
     if len(secrets) < max(len(seeds), 2):
         return ["the hint cannot be checked: an episode does not begin"]
-    hinted = collections.Counter(word for hint in hints for word in hint)
-    secret = collections.Counter(word for words in secrets for word in words)
-    told: collections.Counter[str] = collections.Counter()
-    surplus = 0.0
-    for hint, own in zip(hints, secrets, strict=True):
-        for word in hint:
-            if hinted[word] <= _COMMON * len(seeds):
-                by_chance = (secret[word] - (word in own)) / (len(seeds) - 1)
-                surplus += (word in own) - by_chance
-                told[word] += word in own
-    if surplus <= _LEAK * len(seeds):
+    words = {word: n for n, word in enumerate(sorted(set().union(*hints) & set().union(*secrets)))}
+    in_hint, in_secret = (
+        np.array([[word in one for word in words] for one in texts], float) for texts in (hints, secrets)
+    )  # [seeds, words]
+    shared, order = in_hint @ in_secret.T, np.arange(len(seeds))  # [hint, secret]
+    random = np.random.default_rng(0)
+    shuffled = np.array([shared[order, random.permutation(order)].sum() for _ in range(_SHUFFLES)])
+    told = shared.trace()
+    if told - shuffled.mean() <= _LEAK * len(seeds) or np.mean(shuffled >= told) > _CHANCE:
         return []
-    words = ", ".join(repr(word) for word, count in told.most_common(3) if count)
-    return [f"the hint tells what the agent has to find out: {surplus / len(seeds):.2f} secret words a seed, such as {words}"]
+    surplus = (in_hint * in_secret).sum(0) - in_hint.sum(0) * in_secret.mean(0)
+    most = ", ".join(repr(list(words)[n]) for n in np.argsort(-surplus)[:3] if surplus[n] > 0)
+    return [
+        f"the hint tells what the agent has to find out: {(told - shuffled.mean()) / len(seeds):.2f} secret words a seed, such as {most}"
+    ]
 
 
 def hinted_success(hinted: Sequence[Trajectory]) -> dict[str, Any]:
