@@ -68,7 +68,10 @@ def group_advantages(
 
 
 def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Reward and success by environment, turns, sampled tokens, tool errors and truncations of the trajectories without an error."""
+    """Reward and success by environment, turns, sampled tokens, tool errors and truncations of the trajectories without an error.
+
+    Where some saw a hint, their share, and success with and without.
+    """
     scored = [t for t in trajectories if t.error is None]
     if not scored:
         return {}
@@ -89,6 +92,11 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "tool_errors": mean(t.metrics.get("tool_errors", 0.0) for t in scored),
         "action_tokens": mean(0 if t.loss_mask is None else t.loss_mask.sum() for t in scored),
     }
+    hinted = [t for t in scored if t.hint is not None]
+    if hinted:
+        metrics |= {"hinted_share": len(hinted) / len(scored), "hinted_success": mean(t.success for t in hinted)}
+    if 0 < len(hinted) < len(scored):
+        metrics["unhinted_success"] = mean(t.success for t in scored if t.hint is None)
     for name, members in sorted(by_environment.items()):
         metrics[f"reward/{name}"] = mean(t.reward for t in members)
         metrics[f"success/{name}"] = mean(t.success for t in members)

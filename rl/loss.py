@@ -5,8 +5,9 @@
 l is the log-prob under the weights that are trained, l_old under the weights at the start of the update, l_mu under the engine that
 sampled. rho = exp(l - l_old), clipped asymmetrically (arXiv 2503.14476) with a dual clip for negative advantages (arXiv 1912.09729). The
 weight between trainer and engine, truncated, corrects for the engine's other numerics and, where rollouts are of an older version, for
-the older policy; k drops tokens on which the two disagree altogether. N counts the action tokens of the whole batch, so the sum over
-micro-batches does not depend on how the batch is cut.
+the older policy; k drops tokens on which the two disagree altogether. Where a rollout saw a hint, l_mu is the log-prob after the hint and l
+that without it, so the same weight leads from the hinted law to the policy that is trained. N counts the action tokens of the whole batch,
+so the sum over micro-batches does not depend on how the batch is cut.
 """
 
 from __future__ import annotations
@@ -142,6 +143,9 @@ def policy_loss(
         "clip_share": total(clipped),
         "dual_clip_share": total(~positive & (ratio > config.dual_clip)),
         "logprob": total(logprobs),
+        "hinted_tokens": total(batch.hinted),
+        "hinted_weight": total(batch.hinted * capped),
+        "hinted_masked_share": total(batch.hinted * ~inside),
     }
     if entropy is not None:
         sums["entropy"] = total(zeroed(entropy))
@@ -156,12 +160,17 @@ def policy_loss(
 
 
 def mean_metrics(sums: Metrics) -> dict[str, float]:
-    """Figures from the summed metrics of a batch: means over action tokens; `effective_sample_share` is (sum w)^2 / (n sum w^2)."""
+    """Figures from the summed metrics of a batch: means over action tokens; `effective_sample_share` is (sum w)^2 / (n sum w^2).
+
+    Over the tokens of hinted rollouts, where there are any: `hinted_weight`, the weight that enters the loss, 0 where a token is masked,
+    and `hinted_masked_share`.
+    """
     sums = {name: float(value) for name, value in sums.items()}
     tokens, loss = sums.pop("tokens"), sums.pop("loss")
     weight, squared, kept = (sums.pop(name) for name in ("weight", "weight_squared", "weight_kept"))
     out = {"loss": loss, "action_tokens": tokens, "effective_sample_share": weight**2 / max(kept * squared, 1e-30)}
-    base_tokens = sums.pop("base_tokens", 0.0)
+    base_tokens, hinted_tokens = sums.pop("base_tokens", 0.0), sums.pop("hinted_tokens")
+    hinted = {name: sums.pop(name) / max(hinted_tokens, 1.0) for name in ("hinted_weight", "hinted_masked_share")}
     for name, value in sums.items():
         out[name] = value / max(base_tokens if name == "base_k3" else tokens, 1.0)
-    return out
+    return out | (hinted if hinted_tokens else {})

@@ -33,6 +33,7 @@ class Batch:
       positions: int32, position within the trajectory as packed.
       trajectory: int32, index into the list that was packed.
       versions: int32, policy version that sampled the target.
+      hinted: int32, 1 where the trajectory was sampled with a hint, which is not among the tokens.
       experts: int32 [N, T, sparse layers, k], the experts that the engine took for each input token, -1 where it did not say; None where
         it never did.
     """
@@ -46,6 +47,7 @@ class Batch:
     positions: np.ndarray
     trajectory: np.ndarray
     versions: np.ndarray
+    hinted: np.ndarray
     experts: np.ndarray | None = None
 
     @property
@@ -155,6 +157,7 @@ def pack(
             out["segment_ids"][at] = segment
             out["positions"][at] = np.arange(n)
             out["trajectory"][at] = index
+            out["hinted"][at] = trajectories[index].hint is not None
             start += n
     return Batch(**out)
 

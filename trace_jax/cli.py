@@ -59,6 +59,7 @@ class Arguments:
     policy: tuple[str, ...] = ()
     split: str | None = None
     capability: str | None = None
+    package: str | None = None
     what: str | None = None
     out: str | None = None
     model: str | None = None
@@ -153,6 +154,12 @@ COMMANDS = {
     ),
     "export": Command(module="trace_jax.export", help="Hugging Face format", flags=("workdir!", "what!", "out!"), lock=False),
     "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
+    "verify-again": Command(
+        module="trace_jax.verify_again",
+        help="stored rollouts scored by the verifier as it is now, or by a changed one, and what differs",
+        flags=("workdir!", "capability", "package"),
+        lock=False,
+    ),
     "prompt": Command(
         module="trace_jax.prompt", help="one rendered prompt of the LLM agents", flags=(), argument="NAME", config=False, lock=False
     ),
@@ -171,6 +178,7 @@ FLAGS = {
     "policy": (flags.DEFINE_list, [], "base, adapter:CAPABILITY, uniform, router or composed; with commas between"),
     "split": (flags.DEFINE_enum, None, ["train", "heldout"], "which tasks of the target"),
     "capability": (flags.DEFINE_string, None, "this one only; left out, all that were retained"),
+    "package": (flags.DEFINE_string, None, "folder of a changed package; left out, the workdir's own"),
     "topology": (flags.DEFINE_string, None, "accelerators, such as v5p:2x2x4; left out, the config's mesh.topology"),
     "model": (flags.DEFINE_string, None, "a Hugging Face model folder, local or gs://"),
     "adapter": (flags.DEFINE_string, None, "a PEFT adapter folder; left out, the model alone"),

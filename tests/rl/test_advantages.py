@@ -59,6 +59,15 @@ def test_equal_group_names_of_two_environments_are_two_groups():
     assert group_advantages(trajectories).metrics["groups"] == 2
 
 
+def test_success_with_and_without_a_hint_is_told_where_there_are_hints():
+    found = rollouts([1.0, 1.0, 0.0, 0.0], [1.0], error=(4,))
+    for t, hinted in zip(found, (1, 0, 1, 1, 1), strict=True):
+        t.hint = {"text": "look", "token_span": [1, 2]} if hinted else None
+    metrics = episode_metrics(found)
+    assert metrics["hinted_share"] == 0.75 and metrics["hinted_success"] == 1 / 3 and metrics["unhinted_success"] == 1.0
+    assert "unhinted_success" not in episode_metrics(found[:1]) and not [n for n in episode_metrics(found[1:2]) if "hinted" in n]
+
+
 def test_episode_metrics_leave_errors_out():
     metrics = episode_metrics(rollouts([1.0, 0.0, 0.5], error=(1,)))
     assert metrics["reward"] == 0.75 and metrics["success"] == 0.5 and metrics["turns"] == 2 and metrics["reward/e"] == 0.75

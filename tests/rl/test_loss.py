@@ -27,7 +27,8 @@ def ragged_batch(seed=0):
     engine = (old + random.normal(size=old.shape) * random.choice([0.05, 1.0, 8.0], old.shape)).astype(np.float32) * mask
     logprobs = (old + random.normal(size=old.shape) * 0.4).astype(np.float32)
     zeros = np.zeros_like(segment_ids)
-    batch = Batch(zeros, zeros, mask, engine, advantages, segment_ids, zeros, zeros, zeros)
+    hinted = np.where(segment_ids == 1, 1, 0)
+    batch = Batch(zeros, zeros, mask, engine, advantages, segment_ids, zeros, zeros, zeros, hinted)
     base = (logprobs + random.normal(size=old.shape) * 0.3).astype(np.float32)
     return batch, logprobs, old, base
 
@@ -147,6 +148,18 @@ def test_metrics_are_means_over_action_tokens():
     assert metrics["capped_share"] == pytest.approx((weight > 2).mean()) and metrics["dropped_share"] == pytest.approx(
         1 - len(kept) / on.sum()
     )
+
+
+def test_what_masking_leaves_of_hinted_rollouts_is_told():
+    batch, logprobs, old, _ = ragged_batch()
+    _, sums = policy_loss(logprobs, batch, batch.mask.sum(), LossConfig(), old_logprobs=old)
+    metrics, on = mean_metrics(sums), (batch.mask > 0) & (batch.segment_ids == 1)
+    weight = np.exp(np.float64(old)[on] - batch.logprobs[on])
+    kept = (weight >= 1e-4) & (weight <= 1e2)
+    assert 0 < metrics["hinted_masked_share"] == pytest.approx(1 - kept.mean())
+    assert metrics["hinted_weight"] == pytest.approx(np.mean(kept * np.minimum(weight, 2)), rel=1e-5)
+    _, sums = policy_loss(logprobs, dataclasses.replace(batch, hinted=0 * batch.hinted), 1.0, LossConfig())
+    assert not [name for name in mean_metrics(sums) if "hinted" in name]
 
 
 @pytest.mark.parametrize("bad", [{"clip_low": 1.5}, {"dual_clip": 0.5}, {"drop_below": 5.0, "drop_above": 1.0}, {"ratio": "word"}])

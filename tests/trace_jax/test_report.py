@@ -103,6 +103,10 @@ def test_every_section_of_a_whole_run_is_there(whole):
     assert "Written by some-model: accepted after 2 hand-ins." in page.said("environments")
     assert "Hand-in 1: environment.py:3: import of 'socket'" in page.said("environments")
     assert "3 of 4 checks passed" in page.said("environments") and "25.0 % of each group's rollouts see a hint" in page.said("environments")
+    said = page.said("environments").replace("\xa0", " ")
+    assert "the verdict was certain after 40 seeds." in said and "768 rollouts with all that was tried" in said
+    assert '{"records": 3} taken 12.0 %' in said and "With a hint the base agent succeeds in 50.0 %" in said
+    assert "outside of 0.6 to 0.8: it tells too little" in said
     assert "desk:1#0: success, 5 messages, 240 tokens" in page.said("trajectories")
     assert "train.learning_rate" in page.said("settings") and "jaxlib" in page.said("settings")
     assert "3 min 24 s" in page.said("costs")

@@ -1,15 +1,17 @@
 import dataclasses
 import types
 
+import jax
 import numpy as np
 import pytest
 
+from rl.advantages import group_advantages
 from rl.engines.protocol import Policy
 from rl.learner import LearnerConfig
 from rl.loss import LossConfig
 from rl.trajectory import Trajectory
 from tests.trace_jax import tiny
-from trace_jax import train
+from trace_jax import agreement, train
 from trace_jax.batches import Batch
 from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
@@ -22,9 +24,9 @@ ONE = "precondition_verification"
 
 @pytest.fixture
 def ready(runtime):
-    """Steps 1 and 2 are done, for one capability."""
+    """Steps 1 and 2 are done, for one capability, whose rollouts get hints."""
     tiny.retain(runtime, ONE)
-    tiny.store_environment(runtime, ONE)
+    tiny.store_environment(runtime, ONE, hint_ratio=0.5)
     return runtime
 
 
@@ -42,7 +44,7 @@ def figures(runtime) -> list[dict]:
 def undisturbed(tmp_path_factory, checkpoint):
     with tiny.open_tiny(tmp_path_factory.mktemp("undisturbed"), checkpoint) as runtime:
         tiny.retain(runtime, ONE)
-        tiny.store_environment(runtime, ONE)
+        tiny.store_environment(runtime, ONE, hint_ratio=0.5)
         train_adapter(runtime, ONE)
         yield runtime
 
@@ -93,6 +95,53 @@ def test_the_engine_samples_under_the_version_that_is_trained(undisturbed):
     kept = [row["trajectories_kept"] for row in undisturbed.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl")]
     assert {t.policy["version"] for t in batches[0]} == {0}
     assert {t.policy["version"] for t in batches[1]} == {int(kept[0] > 0)}  # a batch without contrast is no update
+
+
+def test_half_of_each_group_sees_a_hint_in_training_and_nobody_elsewhere(undisturbed):
+    workdir = undisturbed.workdir
+    training = list(workdir.read_shards(f"adapter:{ONE}", "training"))
+    assert [t.hint is not None for t in training] == [True, True, False, False] * 4
+    assert not any("expert_guidance" in str(t.messages) for t in training)
+    for policy, split in ((f"adapter:{ONE}", "validation"), (f"adapter:{ONE}", f"own-{ONE}"), ("base", f"own-{ONE}")):
+        assert not any(t.hint for t in workdir.read_shards(policy, split)) and workdir.shards(policy, split)
+    for row in workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl"):
+        assert row["hinted_share"] == 0.5 and (row["hinted_success"] + row["unhinted_success"]) / 2 == pytest.approx(row["success"])
+
+
+def test_hinted_tokens_are_weighted_from_the_law_with_the_hint_to_the_policy_without(undisturbed):
+    """From the engine through packing to the loss, under a random adapter; the oracle is NumPy, on whole logits of single episodes."""
+    model, config, package = undisturbed.local_model, undisturbed.config.train, undisturbed.environment(ONE)
+    bank = agreement._random(initial_adapter(undisturbed, ONE), 0)
+    tasks = undisturbed.with_hints(package, 0.5, undisturbed.tasks(package, "training", TRAINING, 2, 4))
+    found = undisturbed.roll_out(Policy("hinted", 1, adapters=bank), "hinted", "training", 0, tasks)
+    found = [dataclasses.replace(t, reward=n / 8) for n, t in enumerate(found)]  # so that every group has contrast
+    forward = jax.jit(lambda tokens: model(tokens, adapters=bank))
+
+    def logprobs(tokens):
+        logits = np.asarray(forward(np.pad(tokens, (0, 256 - len(tokens)))[None])[0, : len(tokens)], np.float64)
+        logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+        return np.concatenate([[0.0], np.take_along_axis(logits[:-1], np.asarray(tokens)[1:, None], 1)[:, 0]])
+
+    loss, tokens, weights, kept = 0.0, 0, [], []
+    for t, advantage in zip(found, group_advantages(found).values, strict=True):
+        on, span = t.loss_mask > 0, t.hint["token_span"] if t.hint else (0, 0)
+        np.testing.assert_allclose(logprobs(t.tokens)[on], t.logprobs[on], atol=2e-4)  # the engine saw the hint
+        plain = np.delete(t.tokens, np.arange(*span))
+        mu, old = t.logprobs[on], logprobs(plain)[np.delete(t.loss_mask, np.arange(*span)) > 0]
+        weight = np.exp(old - mu)
+        keep = (weight >= config.outlier_low) & (weight <= config.outlier_high)
+        loss -= (keep * np.minimum(weight, config.importance_cap) * advantage).sum()
+        tokens += len(mu)
+        if t.hint:
+            weights += (keep * np.minimum(weight, config.importance_cap)).tolist()
+            kept += keep.tolist()
+    assert np.abs(np.array(weights) - 1).mean() > 0.05  # the hint makes a difference
+    learner = train.make_learner(undisturbed)
+    state = learner.init(bank, seed=0)
+    _, metrics = update(learner, state, found, config)
+    assert metrics["loss"] == pytest.approx(loss / tokens, rel=1e-3, abs=1e-5) and metrics["action_tokens"] == tokens
+    assert metrics["hinted_weight"] == pytest.approx(np.mean(weights), rel=1e-3)
+    assert metrics["hinted_masked_share"] == pytest.approx(1 - np.mean(kept))
 
 
 @pytest.mark.parametrize("where", ["group_advantages", "save_peft"])

@@ -148,8 +148,9 @@ def _spent(read: Reader) -> dict[str, int]:
         summary, calibration = read.json(f"adapters/{capability}/summary.json"), read.json(f"environments/{capability}/calibration.json")
         if summary and calibration:
             rounds = (read.json(f"environments/{capability}/generation.json") or {"rounds": []})["rounds"]
-            tried = sum(one["calibration"]["n_rollouts"] for one in rounds if one.get("calibration"))  # the accepted package's included
-            found[f"adapter:{capability}"] = int(first + (tried or calibration["n_rollouts"]) + summary["rollouts"])
+            tried = [one["calibration"] for one in rounds if one.get("calibration")] or [calibration]  # the accepted package's included
+            calibrating = sum(one.get("spent", one["n_rollouts"]) for one in tried)
+            found[f"adapter:{capability}"] = int(first + calibrating + summary["rollouts"])
     return found
 
 

@@ -31,7 +31,22 @@ _CURVES = (
     "constant_share",
     "effective_sample_share",
 )
-_CURVES += ("action_tokens", "turns", "tool_errors", "invalid_action", "truncated", "policy_lag", "grad_norm", "learning_rate", "loss")
+_CURVES += (
+    "hinted_share",
+    "hinted_success",
+    "unhinted_success",
+    "hinted_weight",
+    "hinted_masked_share",
+    "action_tokens",
+    "turns",
+    "tool_errors",
+    "invalid_action",
+    "truncated",
+    "policy_lag",
+    "grad_norm",
+    "learning_rate",
+    "loss",
+)
 _SECONDS = ("seconds/rollout", "seconds/sync", "seconds/pack", "seconds/transfer", "seconds/step")
 
 
