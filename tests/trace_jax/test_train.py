@@ -15,6 +15,7 @@ from trace_jax import agreement, train
 from trace_jax.batches import Batch
 from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
+from trace_jax.evaluate import heldout_tasks
 from trace_jax.runtime import TRAINING, VALIDATION, Runtime, plan
 from trace_jax.train import initial_adapter, learner_config, load_adapter, loss_config, train_adapter, update
 from trace_jax.workdir import Workdir
@@ -104,6 +105,7 @@ def test_half_of_each_group_sees_a_hint_in_training_and_nobody_elsewhere(undistu
     assert not any("expert_guidance" in str(t.messages) for t in training)
     for policy, split in ((f"adapter:{ONE}", "validation"), (f"adapter:{ONE}", f"own-{ONE}"), ("base", f"own-{ONE}")):
         assert not any(t.hint for t in workdir.read_shards(policy, split)) and workdir.shards(policy, split)
+    assert not any(task.hint for task in heldout_tasks(undisturbed))
     for row in workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl"):
         assert row["hinted_share"] == 0.5 and (row["hinted_success"] + row["unhinted_success"]) / 2 == pytest.approx(row["success"])
 

@@ -106,7 +106,7 @@ def admit(runtime: Runtime, package: Package, split: str) -> Admission:
             break
         trial["note"] = f"not certified: {'; '.join(other['reasons'])}"
     found = trial | {"search": [_tried(one) for one in trials] if len(trials) > 1 else [], "spent": sum(one["spent"] for one in trials)}
-    found |= {"harder": own.get("harder", {})} | _hinted(runtime, tuned, trial)
+    found |= {"harder": own.get("harder", {}), "faults": []} | _hinted(runtime, tuned, trial)
     found["spent"] += found["hinted"]["n_rollouts"] if "hinted" in found else 0
     found["usable"] = found["verdict"] == OK or found["hint_ratio"] > 0
     return Admission(tuned, other, found, [] if found["usable"] else found["reasons"])
