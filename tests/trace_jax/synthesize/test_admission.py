@@ -10,9 +10,11 @@ from envs import EnvironmentFault, parse_package
 from envs.builtin import load_builtin
 from rl.trajectory import Trajectory
 from tests.trace_jax import tiny
+from trace_jax.agents.templates import Templates
 from trace_jax.errors import InputError
 from trace_jax.synthesize import synthesize_all
 from trace_jax.synthesize.admission import admit
+from trace_jax.synthesize.author import _distribution
 
 ONE = "structured_data_reasoning"
 BOUNDS = {
@@ -142,6 +144,10 @@ def test_where_no_setting_is_right_the_best_is_kept_with_its_verdict(begin):
     found = admit(runtime, load_builtin(ONE), "calibration-x")
     assert found.calibration["verdict"] == "too_easy" and found.package.knobs["records"].default == 6 and found.reasons
     assert not found.calibration["usable"] and len(found.calibration["search"]) == 3
+    shown = _distribution(found.calibration)
+    told = Templates().render("environment_mutation", round=1, rounds=5, reasons=found.reasons, earlier=[], **shown)
+    assert 'Measured at the knobs `{"records": 6, "returnable": 0.2}`' in told
+    assert '- `{"records": 5, "returnable": 0.2}`: success rate 0.8' in told
 
 
 def test_a_setting_that_is_not_certified_is_passed_over(begin, monkeypatch):
