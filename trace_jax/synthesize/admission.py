@@ -26,7 +26,7 @@ from trace_jax.synthesize.hints import hint_share, hinted_success, leaks
 _FAULTS = 3  # how many are told
 _OWN = ("exception", "reply", "replay", "crash", "quarantine")  # a deadline may have been missed for the machine's sake
 _CARELESS_SEEDS = 3
-_SMALL = (16, 4)  # seeds and rollouts that tell which end of a knob is harder, and what a hint does
+_SMALL = (32, 4)  # seeds and rollouts that tell which end of a knob is harder, and what a hint does
 _LEAK_SEEDS = 50
 _SHOWN = ("success_rate", "success_interval", "mean_reward", "n_rollouts", "verdict")
 

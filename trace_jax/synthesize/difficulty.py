@@ -22,7 +22,7 @@ from rl.trajectory import Trajectory
 from trace_jax.config import SynthesisSection
 from trace_jax.synthesize.calibrate import OK, TOO_EASY
 
-_SIGNIFICANT = 2.0  # standard errors by which the mean rewards at two ends must differ
+_SIGNIFICANT = 1.645  # standard errors by which the mean rewards at two ends must differ: by chance in one of ten knobs without effect
 _FINEST = 1 / 64  # of the axis; no nearer to a bound is looked
 
 Knobs = dict[str, int | float]

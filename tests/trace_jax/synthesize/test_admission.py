@@ -175,7 +175,7 @@ def test_hints_are_measured_before_they_are_used(begin, helped, ratio, note):
     assert found["usable"] and found["verdict"] == "too_hard" and hinted["band"] == [0.6, 0.8] and note in hinted["note"]
     assert abs(hinted["success_rate"] - helped) < 0.13 and bool(note) == bool(hinted["note"])
     assert found["hint_ratio"] == pytest.approx(ratio, abs=0.11) and 0.25 <= found["hint_ratio"] <= 0.5
-    assert base.sampled[-1] == ("calibration-x-hinted", 0, 64) and found["spent"] == sum(count for _, _, count in base.sampled)
+    assert base.sampled[-1] == ("calibration-x-hinted", 0, 128) and found["spent"] == sum(count for _, _, count in base.sampled)
 
 
 def test_hints_that_do_not_help_are_not_used(begin):
