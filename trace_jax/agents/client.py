@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 REPAIRS = 2  # turns in which an author may mend its answer
 BACKOFF = 1.0  # seconds before the second attempt; each further wait is twice as long
 _CHARACTERS = 5  # of a token, rather too many
+_LONGEST_TOKEN = 32  # characters, on average: what is longer than so many tokens came from no model, and is not kept
 _LONGEST_WAIT = 60.0  # seconds between two attempts, unless the backend asks for more
 _LONGEST_OBEYED = 600.0  # seconds that a backend may ask for
 _PATIENCE = 8, 3  # failures in a row, at least, and times the concurrency, after which nothing is sent any more
@@ -130,7 +131,8 @@ class Client:
         prompt = prompt_tokens(messages, json.dumps(schema) if schema else "")
         async with session.semaphore, session.budget.reserve(prompt, settings.answer_tokens):
             answer = await self._attempts(session, messages, schema, sample)
-            text = without_keys(_encodable(answer.text))
+            most = _LONGEST_TOKEN * settings.answer_tokens
+            text = without_keys(_encodable(answer.text[:most]))
             usage = answer.usage or Usage(1, prompt, estimate_tokens(text) if text else 0)
             exchange = Exchange(
                 key=key,
@@ -140,7 +142,7 @@ class Client:
                 sample=sample,
                 stage=self.stage,
                 text=text,
-                cut=answer.cut,
+                cut=answer.cut or len(answer.text) > most,
                 limit=settings.answer_tokens,
                 input_tokens=usage.input_tokens,
                 output_tokens=usage.output_tokens,
