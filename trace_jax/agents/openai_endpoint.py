@@ -21,7 +21,7 @@ from typing import Any
 import openai
 
 from trace_jax.agents.answers import format_note
-from trace_jax.agents.protocol import Answer, Message, Schema, TooLong, Unavailable, Usage
+from trace_jax.agents.protocol import MOST_TOKENS, Answer, Message, Schema, TooLong, Unavailable, Usage
 from trace_jax.agents.redaction import redact, shorten
 from trace_jax.config import AgentsSection
 from trace_jax.errors import InputError
@@ -172,7 +172,7 @@ def _usage(found: Any) -> Usage | None:
     if not isinstance(found, Mapping):
         return None
     counts = found.get("prompt_tokens"), found.get("completion_tokens")
-    return Usage(1, *counts) if all(type(count) is int and count >= 0 for count in counts) else None
+    return Usage(1, *counts) if all(type(count) is int and 0 <= count < MOST_TOKENS for count in counts) else None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

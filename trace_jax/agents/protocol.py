@@ -15,6 +15,7 @@ from trace_jax.errors import InputError
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content"}
 Schema = Mapping[str, Any]  # JSON schema of an answer, an object with all properties required
 Check = Callable[[Any], Sequence[str]]  # what is wrong with an answer beyond its schema, in sentences that its author can act on
+MOST_TOKENS = 10**9  # of one exchange: a larger count is none
 
 
 @dataclasses.dataclass(frozen=True)

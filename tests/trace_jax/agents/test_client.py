@@ -214,8 +214,12 @@ def test_money_is_counted_by_the_prices(tmp_path):
             make(agent._workdir, price_input=1.0)
 
 
-def test_tokens_are_estimated_where_nobody_tells(tmp_path):
-    with asking(tmp_path, lambda request: Reply(GOOD, usage=False)) as (agent, server):
+@pytest.mark.parametrize(
+    "usage", ["null", '{"prompt_tokens": -1, "completion_tokens": 1}', f'{{"prompt_tokens": 1{"0" * 400}, "completion_tokens": 1}}']
+)
+def test_tokens_are_estimated_where_nobody_tells(tmp_path, usage):
+    body = f'{{"choices": [{{"message": {{"content": {json.dumps(GOOD)}}}}}], "usage": {usage}}}'
+    with asking(tmp_path, lambda request: Reply(body=body)) as (agent, server):
         ask(agent)
         (line,) = agent._workdir.read_jsonl(EXCHANGES)
         assert line["estimated"] and line["output_tokens"] >= len(GOOD) // 3 and line["cost"] is None
