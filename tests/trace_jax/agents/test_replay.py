@@ -63,6 +63,9 @@ def test_files_that_are_no_recording_are_named(recorded, workdir, tmp_path):
         (tmp_path / "other.jsonl").write_text(text)
         with pytest.raises(InputError, match=f"other.jsonl, {said}"):
             replaying(workdir, tmp_path / "other.jsonl")
+    (tmp_path / "other.jsonl").write_text("{}")
+    with pytest.raises(InputError, match="'agents.recorded': .*other.jsonl holds no answers; give"):
+        replaying(workdir, tmp_path / "other.jsonl")
     with pytest.raises(InputError, match="'agents.recorded': .*missing.jsonl cannot be read"):
         replaying(workdir, tmp_path / "missing.jsonl")
     torn = tmp_path / "torn.jsonl"
