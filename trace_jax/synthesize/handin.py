@@ -19,7 +19,7 @@ TOOLS = (3, 5)  # tools of the target that an environment has
 _LONGEST_VERSION = 20
 SENTENCES = (3, 5)  # of the rationale
 _BLOCK = re.compile(r"^(`{3,})[ \t]*(\w*)[^\n]*\n(.*?)^\1[ \t]*$", re.MULTILINE | re.DOTALL)
-_LANGUAGES = {"package.json": ("json",), "environment.py": ("python", "py")}
+_LANGUAGES = {"package.json": ("json",), "environment.py": ("python", "py", "python3")}
 _EMPTY = "\n".join(f"{name} = None" for name in REQUIRED_NAMES)  # stands in for the code while package.json is checked
 
 
@@ -86,8 +86,8 @@ def _meta_faults(text: str, capability: str, target: Package) -> list[str]:
               if getattr(package, field) != value]  # fmt: skip
     if package.max_turns > target.max_turns:
         faults.append(f"package.json: max_turns = {package.max_turns} is more than the target's {target.max_turns}")
-    if not package.knobs:
-        faults.append("package.json: knobs is empty; give at least one difficulty setting with default, min and max")
+    if not any(knob.min < knob.max for knob in package.knobs.values()):
+        faults.append("package.json: knobs is empty, or all have one value; give at least one difficulty setting with default, min and max")
     elif len(package.knobs) > KNOBS:
         faults.append(f"package.json: {len(package.knobs)} knobs, there may be {KNOBS}")
     if odd := next((name for name in package.knobs if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)), None):

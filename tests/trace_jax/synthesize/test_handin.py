@@ -58,6 +58,7 @@ def test_fences_of_any_length_and_thoughts_before_the_answer_are_understood(text
         (answer(capability="patience"), ["capability = 'patience' must be 'multi_step_task_completion'"]),
         (answer(target="airline"), ["target = 'airline' must be 'desk'"]),
         (answer(knobs={}), ["knobs is empty"]),
+        (answer(knobs={"k": {"default": 1, "min": 1, "max": 1}}), ["or all have one value"]),
         (answer(knobs={f"k{n}": {"default": 1, "min": 0, "max": 2} for n in range(9)}), ["9 knobs, there may be 8"]),
         (answer(knobs={"k": {"default": 1, "min": 0, "max": 10**400}}), ["knobs.k.max = 1000"]),
         (answer(knobs="KNOBS").replace('"KNOBS"', "[" * 100_000), ["package.json: not JSON"]),
