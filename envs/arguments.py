@@ -21,10 +21,17 @@ DEPTH = 6  # of schemas within schemas; some refer to themselves
 
 
 class Seen(NamedTuple):
-    """What may be an argument in the texts that an agent has read: `words`, best first, and `named`, what stood behind a name."""
+    """What may be an argument in the texts that an agent has read.
+
+    Attributes:
+      words: best first.
+      named: what stood behind a name.
+      worked: by argument, the values that a tool has accepted; then no others are tried.
+    """
 
     words: list[str]
     named: dict[str, list[str]]
+    worked: dict[str, list[Any]]
 
 
 def read(text: str) -> Seen:
@@ -35,7 +42,7 @@ def read(text: str) -> Seen:
     named: dict[str, list[str]] = {}
     for name, quoted, bare in re.findall(r'"?(\w+)"?\s*[:=]\s*(?:"([^"\n]{1,60})"|([\w.@#-]{1,60}))', text):
         named.setdefault(name, []).append(quoted or bare)
-    return Seen(list(dict.fromkeys(word for word in ids + words if word))[:VALUES], named)
+    return Seen(list(dict.fromkeys(word for word in ids + words if word))[:VALUES], named, {})
 
 
 def plausible_arguments(function: dict, seen: Seen, rng: random.Random, most: int) -> list[dict[str, Any]]:
@@ -59,6 +66,8 @@ def plausible_arguments(function: dict, seen: Seen, rng: random.Random, most: in
 def plausible_values(schema: dict, seen: Seen, rng: random.Random, root: dict, name: str = "", depth: int = 0) -> list[Any]:
     """Values that fit a schema and stand in what was seen, those behind a name like that of the argument first."""
     schema = _follow(schema, root)
+    if name in seen.worked:
+        return seen.worked[name]
     if "const" in schema:
         return [schema["const"]]
     if "enum" in schema:

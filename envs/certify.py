@@ -24,7 +24,7 @@ from envs import exploits
 from envs.base import EnvironmentFault
 from envs.checks import CheckResult, brief
 from envs.package import Package
-from envs.probes import Play, Player, at_random, echo, inject_calls, inject_texts, nothing, odd, play, recite, say, spam
+from envs.probes import Cast, Player, at_random, echo, inject_calls, inject_texts, nothing, odd, play, play_all, recite, say, spam
 from envs.sandbox import Pool
 
 __all__ = ["Certificate", "CheckResult", "brief", "certify", "draw_seeds"]
@@ -157,6 +157,7 @@ class _Trial:
     fresh: list[int]
     scripts: exploits.Scripts
     hints: dict[int, str]
+    writes: set[str] | None = None  # names of tools, when the checks of the oracle's episodes say it
 
     def run(self) -> tuple[list[CheckResult], dict[str, dict[str, float]], dict[str, float]]:
         """The checks, the rewards by player, the timing."""
@@ -176,9 +177,14 @@ class _Trial:
             "inject_call": (inject_calls(self.tools), None),
         }
         plays = {"oracle": play(pool, package, list(scripts), recite(scripts))}
-        plays |= {name: play(pool, package, probed, player, turns=limit) for name, (player, limit) in probes.items()}
-        plays["odd"] = play(pool, package, probed[:ODD_SEEDS], odd(self.tools))
-        plays |= self._spoilt({seed: scripts[seed] for seed in probed}, plays)
+        self.writes = exploits.find_writes(plays["oracle"])
+        casts = {name: Cast(probed, *probe) for name, probe in probes.items()}
+        casts["odd"] = Cast(probed[:ODD_SEEDS], odd(self.tools))
+        tried = {seed: scripts[seed] for seed in (probed[::2] if len(probed) > ALL_PROBED else probed)}
+        plays |= play_all(pool, package, casts | self._spoilt(tried))
+        strays = exploits.with_strays(tried, plays["spam"], self.writes or set())
+        edited = {seed: script for seed, (script, _) in strays.items()}
+        plays["stray_write"] = play(pool, package, list(edited), recite(edited))
 
         known = {name: [one for one in found if one.seed in given] for name, found in plays.items()}
         judged = [exploits.earns_little(name, known[name]) for name in probes]
@@ -196,7 +202,10 @@ class _Trial:
             look.hint_keeps_the_answer(self.hints, scripts),
             look.prompt_keeps_the_answer(plays["oracle"], scripts),
             *judged,
-            *self._judge_spoilt(plays),
+            exploits.a_write_left_out_costs("early", plays["early"], self.writes),
+            exploits.a_write_left_out_costs("incomplete", plays["incomplete"], self.writes),
+            exploits.repetition_earns_nothing(plays["once"], plays["repeat"]),
+            exploits.strays_cost(package, plays["stray_write"], {seed: place for seed, (_, place) in strays.items()}, self.writes),
             exploits.same_on_fresh_seeds(others["oracle"], {name: others[name] for name in probes}, behaved),
             exploits.tools_keep_the_answer(plays["oracle"], plays["spam"], plays["inject_call"] + plays["odd"], self.tools),
             look.seeds_differ(plays["spam"], scripts),
@@ -209,25 +218,13 @@ class _Trial:
         ]
         return checks, {name: look.summary(known[name]) for name in ("oracle", *probes)}, timing
 
-    def _spoilt(self, scripts: exploits.Scripts, plays: dict[str, list[Play]]) -> dict[str, list[Play]]:
+    def _spoilt(self, scripts: exploits.Scripts) -> dict[str, Cast]:
         """The oracle, with something missing or too much."""
-        self.writes = exploits.find_writes(plays["oracle"])
-        strays = exploits.with_strays(scripts, plays["spam"], self.writes or set())
-        self.places = {seed: place for seed, (_, place) in strays.items()}
         spoilt = {
             "early": exploits.early(scripts, self.writes),
             "incomplete": exploits.incomplete(scripts, self.writes),
             "once": exploits.alone(scripts, 1),
             "repeat": exploits.alone(scripts, exploits.REPEATS),
             "twice": exploits.twice(scripts),
-            "stray_write": {seed: script for seed, (script, _) in strays.items()},
         }
-        return {name: play(self.pool, self.package, list(edited), recite(edited)) for name, edited in spoilt.items()}
-
-    def _judge_spoilt(self, plays: dict[str, list[Play]]) -> list[CheckResult]:
-        return [
-            exploits.a_write_left_out_costs("early", plays["early"], self.writes),
-            exploits.a_write_left_out_costs("incomplete", plays["incomplete"], self.writes),
-            exploits.repetition_earns_nothing(plays["once"], plays["repeat"]),
-            exploits.strays_cost(self.package, plays["stray_write"], self.places, self.writes),
-        ]
+        return {name: Cast(list(edited), recite(edited)) for name, edited in spoilt.items()}

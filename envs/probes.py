@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import re
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from envs.arguments import fill, odd_arguments, plausible_arguments, read, sample_value
 from envs.base import EnvironmentFault, Reply, Score, Start
@@ -21,6 +22,7 @@ Action = dict[str, Any]
 Player = Callable[[int, Start], Generator[Action, Reply, None]]
 
 SPAM_CALLS = 200  # far beyond any step limit, since one turn may hold many calls
+WORKED = 8  # values of an argument that a player goes on with
 VERDICTS = 3  # how often the verifier is asked about the same episode
 
 # The first holds the others, for verifiers that look for a part; the others stand alone, for those that parse the whole.
@@ -53,6 +55,14 @@ class Play:
         return self.scores[0].reward if self.scores else None
 
 
+class Cast(NamedTuple):
+    """Who plays which seeds, and how often each may act."""
+
+    seeds: Sequence[int]
+    player: Player
+    turns: int | None = None
+
+
 def play(
     pool: Pool,
     package: Package,
@@ -63,18 +73,27 @@ def play(
     turns: int | None = None,
     peek: bool = False,
 ) -> list[Play]:
-    """Plays all seeds side by side, one batch a turn, until the episode is over, the player stops, or it has acted `turns` times.
+    """`play_all` of one cast."""
+    return play_all(pool, package, {"": Cast(seeds, player, turns)}, knobs=knobs, peek=peek)[""]
+
+
+def play_all(
+    pool: Pool, package: Package, casts: dict[str, Cast], *, knobs: dict | None = None, peek: bool = False
+) -> dict[str, list[Play]]:
+    """Plays all episodes side by side, one batch a turn, each until it is over, its player stops, or has acted `turns` times.
 
     With `peek` the verifier is asked after every turn as well, which must change nothing.
     """
-    plays = [Play(seed) for seed in seeds]
-    episodes = [pool.open(package, seed, knobs) for seed in seeds]
+    parts = [(name, seed, cast) for name, cast in casts.items() for seed in cast.seeds]
+    plays = [Play(seed) for _, seed, _ in parts]
+    episodes = [pool.open(package, seed, knobs) for _, seed, _ in parts]
     acting: dict[int, Generator[Action, Reply, None]] = {}
     actions: dict[int, Action] = {}
 
     def take(index: int, reply: Reply | None) -> None:
         """The player's next action, if it has one and may act."""
         actions.pop(index, None)
+        turns = parts[index][2].turns
         if turns is None or len(plays[index].steps) < turns:
             try:
                 actions[index] = acting[index].send(reply)
@@ -86,7 +105,7 @@ def play(
             plays[index].fault = answer
         else:
             plays[index].start = answer
-            acting[index] = player(plays[index].seed, answer)
+            acting[index] = parts[index][2].player(plays[index].seed, answer)
             take(index, None)
     while actions:
         order = list(actions)
@@ -109,7 +128,10 @@ def play(
             plays[index].fault, plays[index].scores = answer, []
         else:
             plays[index].scores.append(answer)
-    return plays
+    found: dict[str, list[Play]] = {name: [] for name in casts}
+    for (name, _, _), one in zip(parts, plays, strict=True):
+        found[name].append(one)
+    return found
 
 
 def request(action: Action) -> tuple[str, tuple]:
@@ -171,8 +193,9 @@ def spam(tools: list[dict]) -> Player:
         rng = random.Random("spam")  # not of the seed: what comes back differs between seeds only if their worlds do
         seen = [start_text(start)]
         made = set()
+        worked: dict[str, list[Any]] = {}  # for an argument, where it is the only one
         for phase in (0, 1, None):
-            values = read(" ".join(seen))
+            values = read(" ".join(seen))._replace(worked=worked)
             by_tool = []
             for function in (tool["function"] for tool in tools):
                 if phase is None or len(function["parameters"].get("required", [])) == phase:
@@ -184,6 +207,9 @@ def spam(tools: list[dict]) -> Player:
                     made.add(repr(call))
                     reply = yield call
                     seen.append(reply.text or "")
+                    if phase == 1 and len(call["arguments"]) == 1 and not refuses(reply):
+                        (name, value), *_ = call["arguments"].items()
+                        worked[name] = [*worked.get(name, []), value][:WORKED]
         yield {"text": " ".join(seen)[-20_000:]}
 
     return player
@@ -220,6 +246,11 @@ def odd(tools: list[dict]) -> Player:
             yield {"text": text}
 
     return player
+
+
+def refuses(reply: Reply) -> bool:
+    """Whether a result reads like an error."""
+    return re.match(r'\W*("?(error|detail)\b|invalid|failed|no such|not found|cannot|unknown)', reply.text or "", re.IGNORECASE) is not None
 
 
 def start_text(start: Start) -> str:
