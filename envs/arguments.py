@@ -91,7 +91,11 @@ def plausible_values(schema: dict, seen: Seen, rng: random.Random, root: dict, n
         return [[item] for item in items] + [items[:2], items[:5]] * (len(items) > 1) or [[]]
     if kind == "object" or "properties" in schema:
         parts = {key: inner(other, key) for key, other in schema.get("properties", {}).items()}
-        return [{key: rng.choice(part) for key, part in parts.items() if part} for _ in range(6 if parts else 1)]
+        parts = {key: part for key, part in parts.items() if part}
+        return [
+            {key: part[0] for key, part in parts.items()},
+            *({key: rng.choice(part) for key, part in parts.items()} for _ in list(parts)[:5]),
+        ]
     words = [value for key, values in seen.named.items() if _alike(key, name) for value in reversed(values)]
     words = list(dict.fromkeys(words[:VALUES] + seen.words))
     if kind in ("integer", "number"):

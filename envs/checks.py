@@ -160,25 +160,79 @@ def spells_out(text: str, call: Action) -> bool:
     return any(contains(line, call["name"]) and all(contains(line, value) for value in values) for line in text.splitlines())
 
 
-def repeats(pool: Pool, package: Package, players: dict[str, tuple[Player, int | None]], plays: dict[str, list[Play]]) -> CheckResult:
-    """The same seeds and actions again, in this worker and in one with other hash seeds, in another order: all replies must be equal."""
+def plays_alike(
+    pool: Pool,
+    package: Package,
+    players: dict[str, tuple[Player, int | None]],
+    plays: dict[str, list[Play]],
+    told: dict[str, dict[int, Any]],
+) -> list[CheckResult]:
+    """The same seeds and actions again, in this worker and in one with other hash seeds, in another order: all replies must be equal.
+
+    The second worker also looks at the variables of the package's module, so that a memory is found that would matter only after a
+    thousand episodes. It finds what an author left behind, not what an adversary hides.
+
+    Args:
+      told: what the functions `oracle` and `hint` gave, by seed.
+    """
+    watched = dataclasses.replace(package, source=package.source + _WATCH)
+    seeds = [one.seed for one in plays["random"]]
     with Pool(1, deadline_s=pool.deadline_s, hash_seed=pool.hash_seed + 1, sandbox=pool.sandbox) as other:
-        for place, host in (("again", pool), ("with another hash seed", other)):
-            for name, (player, turns) in players.items():
-                first = {one.seed: one for one in plays[name]}
-                for one in play(host, package, list(reversed(first)), player, turns=turns):
-                    before = first[one.seed]
-                    part = "start" if one.start != before.start else "replies" if one.steps != before.steps else None
-                    part = part or ("verdict" if one.scores != before.scores else None)
-                    if part and one.fault is None and before.fault is None:
-                        return CheckResult("repeats", False, f"seed {one.seed}, {name}: another {part} when played {place}")
-            seeds = [one.seed for one in plays["oracle"]]
-            for function in ("oracle", "hint"):
-                calls = [(seed,) for seed in seeds]
-                for seed, *found in zip(seeds, *(one.functions(package, function, calls) for one in (pool, host)), strict=True):
-                    if found[0] != found[1]:
-                        return CheckResult("repeats", False, f"seed {seed}: another {function} when asked {place}")
-    return CheckResult("repeats", True, "equal starts, replies and verdicts when played again, in another order, with another hash seed")
+        states = []
+        for place, host, code, part in (
+            ("again", pool, package, seeds),
+            # what is made when it is first needed is no memory, hence one seed before the first look
+            ("as the first of a worker with another hash seed", other, watched, seeds[-1:]),
+            ("with another hash seed", other, watched, seeds[:-1]),
+        ):
+            wrong = _again(host, code, players, {name: [p for p in plays[name] if p.seed in part] for name in players}, place)
+            wrong = wrong or _told_again(host, code, {name: {seed: found[seed] for seed in part} for name, found in told.items()}, place)
+            if wrong:
+                break
+            if host is other:
+                try:
+                    states.append(json.loads(other.function(watched, "hint", _DOOR)))
+                except (EnvironmentFault, ValueError):
+                    break
+    detail = "equal starts, replies and verdicts when played again, in another order, with another hash seed"
+    return [CheckResult("repeats", not wrong, wrong or detail), _nothing_kept(states)]
+
+
+def _again(pool: Pool, package: Package, players: dict[str, tuple[Player, int | None]], plays: dict[str, list[Play]], place: str) -> str:
+    """What is not as it was; empty if all is."""
+    for name, (player, turns) in players.items():
+        first = {one.seed: one for one in plays[name]}
+        for one in play(pool, package, list(reversed(first)), player, turns=turns):
+            before = first[one.seed]
+            part = "start" if one.start != before.start else "replies" if one.steps != before.steps else None
+            part = part or ("verdict" if one.scores != before.scores else None)
+            if part and one.fault is None and before.fault is None:
+                return f"seed {one.seed}, {name}: another {part} when played {place}"
+    return ""
+
+
+def _told_again(pool: Pool, package: Package, told: dict[str, dict[int, Any]], place: str) -> str:
+    for function, first in told.items():
+        try:
+            found = pool.functions(package, function, [(seed,) for seed in first])
+        except EnvironmentFault as fault:
+            return f"no {function} when asked {place}: {brief(fault)}"
+        for (seed, before), after in zip(first.items(), found, strict=True):
+            if after != before:
+                return f"seed {seed}: another {function} when asked {place}"
+    return ""
+
+
+def _nothing_kept(states: list[dict[str, int]]) -> CheckResult:
+    """Compares what the worker saw of the module's variables."""
+    if len(states) < 2:
+        return CheckResult("state", None, "the module's variables were not looked at, since its episodes could not be repeated")
+    before, after = states
+    changed = sorted(name for name in after if after[name] != before.get(name))
+    if changed:
+        keep = "keep the state of an episode in its Environment, and what is costly to make behind functools.cache"
+        return CheckResult("state", False, f"{', '.join(changed[:5])} of environment.py changed while other episodes were played; {keep}")
+    return CheckResult("state", True, "episodes changed no variable of the module")
 
 
 def verifier_is_stable(pool: Pool, package: Package, plays: dict[str, list[Play]], scripts: dict[int, list[Action]]) -> CheckResult:
@@ -242,6 +296,7 @@ def steps_are_fast(
     return CheckResult("speed", passed, detail), {"median_ms": median * 1000, "p99_ms": p99 * 1000, "slowest_ms": slowest * 1000}
 
 
+_DOOR = "look"
 # Runs in the worker behind the package's own text; `hint` is the door through which the host gets at it. It looks at what a module can keep
 # between episodes: its variables, those of its classes, defaults and closures of its functions. Caches of functools are left alone.
 _WATCH = """
@@ -276,41 +331,13 @@ def _certificate_look(value, seen):
     return "(" + ",".join(parts) + ")"
 
 
-def hint(seed, knobs):
+def hint(seed, knobs, _certificate_hint=hint):
+    if seed != "look":
+        return _certificate_hint(seed, knobs)
     import json, zlib
     state = {k: v for k, v in globals().items() if not (k.startswith("__") or k in ("hint", "_certificate_look"))}
     return json.dumps({k: zlib.crc32(_certificate_look(v, set()).encode("utf-8", "replace")) for k, v in state.items()})
 """
-
-
-def episodes_share_nothing(
-    pool: Pool, package: Package, players: dict[str, tuple[Player, int | None]], seeds: Sequence[int]
-) -> CheckResult:
-    """Looks at the module's variables before and after some episodes, so that what would matter only after a thousand is found too.
-
-    It finds what an author left behind, not what an adversary hides; what shows in replies is found by `repeats`.
-    """
-    watched = dataclasses.replace(package, source=package.source + _WATCH)
-    seeds = list(seeds[:WATCHED_SEEDS])
-
-    def episodes(which: Sequence[int]) -> dict[str, int]:
-        for player, turns in players.values():
-            play(pool, watched, which, player, turns=turns)
-        pool.functions(watched, "oracle", [(seed,) for seed in which])
-        return json.loads(pool.function(watched, "hint", which[0]))
-
-    try:
-        before = episodes(seeds[:1])  # what is made once, when it is first needed, is no memory
-        after = episodes(seeds[1:])
-    except (EnvironmentFault, ValueError) as fault:
-        return CheckResult("state", None, f"the module's variables could not be looked at: {brief(str(fault))}")
-    changed = sorted(name for name in after if after[name] != before.get(name))
-    if changed:
-        keep = "keep the state of an episode in its Environment, and what is costly to make behind functools.cache"
-        return CheckResult("state", False, f"{', '.join(changed[:5])} of environment.py changed while other episodes were played; {keep}")
-    return CheckResult(
-        "state", True, f"the module's variables were the same before and after {len(seeds) - 1} seeds of {len(players)} players"
-    )
 
 
 def summary(plays: list[Play]) -> dict[str, float]:

@@ -54,7 +54,8 @@ def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
     seeds = range(CALIBRATION, CALIBRATION + runtime.config.synthesis.certify_seeds)
 
     def make() -> dict[str, Any]:
-        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds)
+        salt = str(runtime.config.seed)  # the same when a run is resumed
+        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, salt=salt)
         return certificate.to_json() | {"reasons": certificate.reasons}
 
     return runtime.processes.agree(make)
