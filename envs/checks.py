@@ -182,7 +182,7 @@ def plays_alike(
         for place, host, code, part in (
             ("again", pool, package, seeds),
             # what is made when it is first needed is no memory, hence one seed before the first look
-            ("as the first of a worker with another hash seed", other, watched, seeds[-1:]),
+            ("with another hash seed", other, watched, seeds[-1:]),
             ("with another hash seed", other, watched, seeds[:-1]),
         ):
             wrong = _again(host, code, players, {name: [p for p in plays[name] if p.seed in part] for name in players}, place)
