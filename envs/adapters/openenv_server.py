@@ -4,7 +4,8 @@
 
 Each session is an episode of its own; all share the pool. `reset(seed=7, knobs={...})` begins one, the observation holds what the agent
 sees first and the tools. A step takes `{"message": text}`, where the text is a call in JSON or something to say, or a call as it is, or
-OpenEnv's own `list_tools` and `call_tool`. The reward comes with the last step; checks are in its metadata.
+the steps `list_tools` and `call_tool` of OpenEnv. The reward comes with the last step; checks are in its metadata. There is no MCP endpoint
+(`MCPToolClient`): it would go past the rewards.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from typing import Any
+from typing import Any, Literal
 
 from openenv.core.env_server import Action, Environment, Observation, State, create_app
-from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation, Tool
+from openenv.core.env_server.mcp_types import CallToolObservation, ListToolsObservation, Tool
 from pydantic import Field, model_validator
 
 from envs.adapters.session import Session, Step, parse_action
@@ -27,17 +28,20 @@ class AgentAction(Action):
     """One turn of the agent."""
 
     message: str = Field(description='A tool call as JSON, {"name": ..., "arguments": {...}}, or a text for the user.')
+    type: Literal["message", "list_tools", "call_tool"] = "message"
 
     @model_validator(mode="before")
     @classmethod
-    def _from_call(cls, value: Any) -> Any:
-        """`{"name", "arguments"}` and `{"text"}` are taken as well."""
-        if isinstance(value, dict) and "message" not in value:
-            if "name" in value:
-                return {"message": json.dumps({"name": value["name"], "arguments": value.get("arguments", {})})}
-            if "text" in value:
-                return {"message": value["text"]}
-        return value
+    def _in_other_words(cls, value: Any) -> Any:
+        """`{"name", "arguments"}`, `{"text"}` and what OpenEnv's own clients send are taken as well."""
+        if not isinstance(value, dict) or "message" in value:
+            return value
+        name = value.get("tool_name") or value.get("name")
+        if name is not None:
+            message = json.dumps({"name": name, "arguments": value.get("arguments", {})})
+        else:
+            message = value.get("text", "" if value.get("type") == "list_tools" else None)
+        return {"message": message, "type": value.get("type", "message")}
 
 
 class AgentObservation(Observation):
@@ -49,7 +53,7 @@ class AgentObservation(Observation):
     available_tools: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class PackageEnvironment(Environment[Action, Observation, State]):
+class PackageEnvironment(Environment[AgentAction, Observation, State]):
     """A session of the server."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -66,16 +70,16 @@ class PackageEnvironment(Environment[Action, Observation, State]):
         self._state = State(episode_id=episode_id or f"{self._session.package.name}-{seed}", step_count=0)
         return AgentObservation(system=start.system, messages=start.messages, available_tools=self._session.tools, metadata={"seed": seed})
 
-    def step(self, action: Action, timeout_s: float | None = None, **_: Any) -> Observation:
+    def step(self, action: AgentAction, timeout_s: float | None = None, **_: Any) -> Observation:
         """`timeout_s` is not used: the pool has a deadline of its own."""
-        if isinstance(action, ListToolsAction):
+        if action.type == "list_tools":
             functions = [tool["function"] for tool in self._session.tools]
             tools = [Tool(name=f["name"], description=f.get("description", ""), input_schema=f["parameters"]) for f in functions]
             return ListToolsObservation(tools=tools)
-        if isinstance(action, CallToolAction):
-            step = self._session.step({"name": action.tool_name, "arguments": action.arguments})
-            return CallToolObservation(tool_name=action.tool_name, result=step.text, **self._end(step))
-        step = self._session.step(parse_action(action.message))
+        asked = parse_action(action.message)
+        step = self._session.step(asked)
+        if action.type == "call_tool":
+            return CallToolObservation(tool_name=asked["name"], result=step.text, **self._end(step))
         return AgentObservation(text=step.text, **self._end(step))
 
     def _end(self, step: Step) -> dict[str, Any]:

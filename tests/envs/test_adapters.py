@@ -167,7 +167,6 @@ def server(package):
 
 def test_openenv_clients_play_a_package(server, pool, package, script):
     from openenv.core.generic_client import GenericEnvClient
-    from openenv.core.mcp_client import MCPToolClient
 
     with GenericEnvClient(base_url=server).sync() as client, GenericEnvClient(base_url=server).sync() as other:
         first, second = client.reset(seed=SEED), other.reset(seed=SEED + 1)
@@ -181,10 +180,14 @@ def test_openenv_clients_play_a_package(server, pool, package, script):
         result = client.step({"message": spoken(script[3])})
         assert result.done and result.reward == 1.0 and result.metadata["checks"]["db"]["passed"]
         assert other.step({"message": "nothing"}).reward == 0.0
-    with MCPToolClient(base_url=server).sync() as client:
+    with GenericEnvClient(base_url=server).sync() as client:
         client.reset(seed=SEED)
-        assert [tool.name for tool in client.list_tools()] == ["list_items", "get_item", "set_prices"]
-        assert client.call_tool("list_items") == pool.batch([(opened(pool, package), "call", ("list_items", {}))])[0].text
+        listed = client.step({"type": "list_tools"}).observation["tools"]
+        assert [tool["name"] for tool in listed] == ["list_items", "get_item", "set_prices"]
+        called = client.step({"type": "call_tool", "tool_name": "list_items", "arguments": {}}).observation
+        assert called["result"] == pool.batch([(opened(pool, package), "call", ("list_items", {}))])[0].text
+        with pytest.raises(RuntimeError):
+            client.step({"unknown": 1})
 
 
 def opened(pool, package):
