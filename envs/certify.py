@@ -24,7 +24,7 @@ from envs import exploits
 from envs.base import EnvironmentFault
 from envs.checks import CheckResult, brief
 from envs.package import Package
-from envs.probes import Cast, Player, at_random, echo, inject_calls, inject_texts, nothing, odd, play, play_all, recite, say, spam
+from envs.probes import VERDICTS, Cast, Player, at_random, echo, inject_calls, inject_texts, nothing, odd, play, play_all, recite, say, spam
 from envs.sandbox import Pool
 
 __all__ = ["Certificate", "CheckResult", "brief", "certify", "draw_seeds"]
@@ -157,7 +157,6 @@ class _Trial:
     fresh: list[int]
     scripts: exploits.Scripts
     hints: dict[int, str]
-    writes: set[str] | None = None  # names of tools, when the checks of the oracle's episodes say it
 
     def run(self) -> tuple[list[CheckResult], dict[str, dict[str, float]], dict[str, float]]:
         """The checks, the rewards by player, the timing."""
@@ -177,12 +176,13 @@ class _Trial:
             "inject_call": (inject_calls(self.tools), None),
         }
         plays = {"oracle": play(pool, package, list(scripts), recite(scripts))}
-        self.writes = exploits.find_writes(plays["oracle"])
-        casts = {name: Cast(probed, *probe) for name, probe in probes.items()}
-        casts["odd"] = Cast(probed[:ODD_SEEDS], odd(self.tools))
+        writes = exploits.find_writes(plays["oracle"])
+        # a verdict may run programs: it is asked for three times where most can have happened, once elsewhere
+        casts = {name: Cast(probed, *probe, VERDICTS if name in ("random", "spam") else 1) for name, probe in probes.items()}
+        casts["odd"] = Cast(probed[:ODD_SEEDS], odd(self.tools), verdicts=1)
         tried = {seed: scripts[seed] for seed in (probed[::2] if len(probed) > ALL_PROBED else probed)}
-        plays |= play_all(pool, package, casts | self._spoilt(tried))
-        strays = exploits.with_strays(tried, plays["spam"], self.writes or set())
+        plays |= play_all(pool, package, casts | self._spoilt(tried, writes.names))
+        strays = exploits.with_strays(tried, plays["spam"], writes)
         edited = {seed: script for seed, (script, _) in strays.items()}
         plays["stray_write"] = play(pool, package, list(edited), recite(edited))
 
@@ -202,10 +202,10 @@ class _Trial:
             look.hint_keeps_the_answer(self.hints, scripts),
             look.prompt_keeps_the_answer(plays["oracle"], scripts),
             *judged,
-            exploits.a_write_left_out_costs("early", plays["early"], self.writes),
-            exploits.a_write_left_out_costs("incomplete", plays["incomplete"], self.writes),
+            exploits.a_write_left_out_costs("early", plays["early"], writes.names),
+            exploits.a_write_left_out_costs("incomplete", plays["incomplete"], writes.names),
             exploits.repetition_earns_nothing(plays["once"], plays["repeat"]),
-            exploits.strays_cost(package, plays["stray_write"], {seed: place for seed, (_, place) in strays.items()}, self.writes),
+            exploits.strays_cost(package, plays["stray_write"], {seed: place for seed, (_, place) in strays.items()}, writes),
             exploits.same_on_fresh_seeds(others["oracle"], {name: others[name] for name in probes}, behaved),
             exploits.tools_keep_the_answer(plays["oracle"], plays["spam"], plays["inject_call"] + plays["odd"], self.tools),
             look.seeds_differ(plays["spam"], scripts),
@@ -217,13 +217,13 @@ class _Trial:
         ]
         return checks, {name: look.summary(known[name]) for name in ("oracle", *probes)}, timing
 
-    def _spoilt(self, scripts: exploits.Scripts) -> dict[str, Cast]:
+    def _spoilt(self, scripts: exploits.Scripts, writes: set[str] | None) -> dict[str, Cast]:
         """The oracle, with something missing or too much."""
         spoilt = {
-            "early": exploits.early(scripts, self.writes),
-            "incomplete": exploits.incomplete(scripts, self.writes),
+            "early": exploits.early(scripts, writes),
+            "incomplete": exploits.incomplete(scripts, writes),
             "once": exploits.alone(scripts, 1),
             "repeat": exploits.alone(scripts, exploits.REPEATS),
             "twice": exploits.twice(scripts),
         }
-        return {name: Cast(list(edited), recite(edited)) for name, edited in spoilt.items()}
+        return {name: Cast(list(edited), recite(edited), verdicts=1) for name, edited in spoilt.items()}

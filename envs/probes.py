@@ -22,6 +22,7 @@ Action = dict[str, Any]
 Player = Callable[[int, Start], Generator[Action, Reply, None]]
 
 SPAM_CALLS = 200  # far beyond any step limit, since one turn may hold many calls
+_REFUSAL = re.compile(r'\W*("?\w*(error|exception|detail)\b|invalid|failed|no such|not found|cannot|unknown|traceback)', re.IGNORECASE)
 WORKED = 8  # values of an argument that a player goes on with
 VERDICTS = 3  # how often the verifier is asked about the same episode
 
@@ -56,11 +57,12 @@ class Play:
 
 
 class Cast(NamedTuple):
-    """Who plays which seeds, and how often each may act."""
+    """Who plays which seeds, how often each may act, and how often the verifier is then asked."""
 
     seeds: Sequence[int]
     player: Player
     turns: int | None = None
+    verdicts: int = VERDICTS
 
 
 def play(
@@ -122,8 +124,8 @@ def play_all(
         if peek:
             pool.batch([(episodes[index], "score", ()) for index in order if plays[index].fault is None])
     whole = [index for index, one in enumerate(plays) if one.fault is None]
-    verdicts = pool.batch([(episodes[index], "score", ()) for index in whole for _ in range(VERDICTS)])
-    for index, answer in zip([index for index in whole for _ in range(VERDICTS)], verdicts, strict=True):
+    asked = [index for index in whole for _ in range(parts[index][2].verdicts)]
+    for index, answer in zip(asked, pool.batch([(episodes[index], "score", ()) for index in asked]), strict=True):
         if isinstance(answer, EnvironmentFault):
             plays[index].fault, plays[index].scores = answer, []
         else:
@@ -250,7 +252,7 @@ def odd(tools: list[dict]) -> Player:
 
 def refuses(reply: Reply) -> bool:
     """Whether a result reads like an error."""
-    return re.match(r'\W*("?(error|detail)\b|invalid|failed|no such|not found|cannot|unknown)', reply.text or "", re.IGNORECASE) is not None
+    return _REFUSAL.match(reply.text or "") is not None
 
 
 def start_text(start: Start) -> str:
