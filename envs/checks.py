@@ -22,7 +22,8 @@ from envs.sandbox import Pool
 DISTINCT_BAR = 0.9  # different worlds (all that spamming brings to light) in proportion to seeds
 VISIBLE_BAR = 50  # different prompts with their solutions, or half of the seeds where that is less; short prompts may coincide
 SIZE_BAR = 50_000  # characters of a prompt or a reply, about a third of a context of 32k tokens
-MEDIAN_BAR_S, SLOWEST_BAR_S = 0.02, 1.0  # of one request alone; a batch of 256 episodes must fit into the pool's deadline
+MEDIAN_BAR_S, SLOWEST_BAR_S = 0.02, 2.0  # of one request alone; a batch of 256 episodes must fit into the pool's deadline
+TIMINGS = 3  # attempts, since the machine may be busy with something else
 TIMED_SEEDS, TIMED_CALLS = 4, 60
 WATCHED_SEEDS = 8
 
@@ -275,25 +276,30 @@ def steps_are_fast(
     Returns:
       The check, and median, p99 and slowest in milliseconds.
     """
-    seconds = []
-    for seed in list(scripts)[:TIMED_SEEDS]:
-        episode = pool.open(package, seed)
-        actions = scripts[seed] + calls[:TIMED_CALLS] if not seconds else scripts[seed]
-        for operation in [("reset", ()), *map(request, actions), ("score", ())]:
-            took = []
-            for _ in range(2 if operation[0] in ("reset", "score") else 1):
-                began = time.perf_counter()
-                pool.batch([(episode, *operation)])
-                took.append(time.perf_counter() - began)
-            seconds.append(min(took))
-            if episode.fault is not None:
-                break
-    seconds.sort()
-    median, p99, slowest = statistics.median(seconds), seconds[int(0.99 * (len(seconds) - 1))], seconds[-1]
-    passed = median <= MEDIAN_BAR_S and slowest <= SLOWEST_BAR_S
     bars = f"median (<= {MEDIAN_BAR_S * 1000:g} ms), slowest (<= {SLOWEST_BAR_S:g} s)"
+    for _ in range(TIMINGS):
+        seconds = sorted(_time(pool, package, scripts, calls))
+        median, p99, slowest = statistics.median(seconds), seconds[int(0.99 * (len(seconds) - 1))], seconds[-1]
+        passed = median <= MEDIAN_BAR_S and slowest <= SLOWEST_BAR_S
+        if passed:
+            break
     detail = f"within the bounds: {bars}" if passed else f"median {median * 1000:.1f} ms, slowest {slowest:.2f} s; bounds: {bars}"
     return CheckResult("speed", passed, detail), {"median_ms": median * 1000, "p99_ms": p99 * 1000, "slowest_ms": slowest * 1000}
+
+
+def _time(pool: Pool, package: Package, scripts: dict[int, list[Action]], calls: list[Action]) -> list[float]:
+    """Seconds of each request."""
+    seconds: list[float] = []
+    for seed in list(scripts)[:TIMED_SEEDS]:
+        episode = pool.open(package, seed)
+        actions = scripts[seed] if seconds else scripts[seed] + calls[:TIMED_CALLS]
+        for operation in [("reset", ()), *map(request, actions), ("score", ())]:
+            began = time.perf_counter()
+            pool.batch([(episode, *operation)])
+            seconds.append(time.perf_counter() - began)
+            if episode.fault is not None:
+                break
+    return seconds
 
 
 _DOOR = "look"

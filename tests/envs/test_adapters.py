@@ -1,9 +1,13 @@
 """Packages through the doors of other ecosystems: the oracle earns its reward there too. Skipped where a package is not installed."""
 
+import asyncio
+import contextlib
+import inspect
 import json
 import socket
 import threading
 import time
+import types
 
 import pytest
 
@@ -73,6 +77,8 @@ def test_trl_makes_the_tools_from_the_methods(pool, package, script):
 
     (row,) = rows(package, pool, [SEED])
     assert [message["role"] for message in row["prompt"]] == ["system", "user"] and "Raise the price" in row["prompt"][1]["content"]
+    public = {name for name, _ in inspect.getmembers(type(environment), inspect.isfunction) if not name.startswith("_")}
+    assert public == {"list_items", "get_item", "set_prices", "reset", "get_reward"}  # as TRL looks for tools
     assert environment.reset(**row) is None
     assert environment.get_reward() == 0.0
     for action in script[:-1]:
@@ -217,10 +223,37 @@ def test_openenv_environments_are_episodes_of_ours(server, pool, package, script
         assert one.fault.kind == "exception" and "http://127.0.0.1:9" in str(one.fault)
 
 
-def test_verifiers_plays_what_openenv_serves():
+def test_a_taskset_of_verifiers_has_a_task_for_each_seed():
     config = adapters.taskset("http://localhost:8000", range(2), {"items": 3})
+    assert config["id"] == "openenv" and config["base_url"] == "http://localhost:8000"
     assert config["resets"] == [{"seed": 0, "knobs": {"items": 3}}, {"seed": 1, "knobs": {"items": 3}}]
+
+
+class Scripted:
+    """Stands for the agents of verifiers, their interaction and its trace: says what it was told to, one line a turn."""
+
+    def __init__(self, lines):
+        self.player, self.trace, self.lines, self.seen, self.rewards = self, self, list(lines), [], {}
+
+    @contextlib.asynccontextmanager
+    async def interaction(self, task):
+        yield self
+
+    async def turn(self, observation):
+        self.seen.append(json.loads(observation))
+        return types.SimpleNamespace(terminated=False, last_reply=self.lines.pop(0))
+
+    def record_reward(self, name, value):
+        self.rewards[name] = value
+
+
+def test_verifiers_plays_what_openenv_serves(request, script):
     verifiers = pytest.importorskip("verifiers.v1.tasksets.openenv.taskset", reason="verifiers is not installed")
+    config = adapters.taskset(request.getfixturevalue("server"), [SEED, SEED + 1])
     fields = {key: value for key, value in config.items() if key != "id"}
     tasks = list(verifiers.OpenEnvTaskset(verifiers.OpenEnvConfig(**fields)).load())
-    assert [task.data.reset for task in tasks] == config["resets"]
+    for task, reward in zip(tasks, (1.0, 0.0), strict=True):
+        agents = Scripted(map(spoken, script))
+        asyncio.run(verifiers.OpenEnvEnv.run(None, task, agents))
+        assert agents.rewards == {"openenv_reward": reward} and not agents.lines
+        assert agents.seen[0]["observation"]["available_tools"] and agents.seen[1]["observation"]["text"]
