@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
+import itertools
 import platform
 import random
 from collections.abc import Iterable, Sequence
@@ -24,7 +26,23 @@ from envs import exploits
 from envs.base import EnvironmentFault
 from envs.checks import CheckResult, brief
 from envs.package import Package
-from envs.probes import VERDICTS, Cast, Player, at_random, echo, inject_calls, inject_texts, nothing, odd, play, play_all, recite, say, spam
+from envs.probes import (
+    VERDICTS,
+    Cast,
+    Play,
+    Player,
+    at_random,
+    echo,
+    inject_calls,
+    inject_texts,
+    nothing,
+    odd,
+    play,
+    play_all,
+    recite,
+    say,
+    spam,
+)
 from envs.sandbox import Pool
 
 __all__ = ["Certificate", "CheckResult", "brief", "certify", "draw_seeds"]
@@ -33,7 +51,7 @@ KNOB_SEEDS = 5
 FRESH = 4  # one seed is drawn for so many that are given, and so many are drawn at least
 ALL_PROBED = 50  # with more seeds than this, the players try every second one
 ODD_SEEDS = 6
-USUAL_SEEDS = 10_000_000  # a run draws its seeds below this
+USUAL_SEEDS = 10_000_000  # most people's are smaller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,22 +103,32 @@ class Certificate:
         return "\n".join([*lines, "certified" if self.passed else "NOT certified"])
 
 
-def draw_seeds(package: Package, salt: str, given: Sequence[int]) -> list[int]:
-    """Seeds that nobody knows who does not know `salt`: half of them where users' seeds are, half of all sizes up to 2^31.
+def draw_seeds(package: Package, salt: str, given: Sequence[int], used: Sequence[range] = ()) -> list[int]:
+    """Seeds that nobody knows who does not know `salt`: by turns of each range of `used`, below USUAL_SEEDS, and of all sizes up to 2^31.
 
     The package's text is part of the draw, so a text cannot hold the seeds that it will be tried on.
     """
     rng = random.Random(f"{package.digest} {salt}")
-    drawn = {}
-    while len(drawn) < max(FRESH, len(given) // FRESH):
-        seed = rng.randrange(USUAL_SEEDS) if len(drawn) % 2 else int(2 ** rng.uniform(0, 31))
+    places = [functools.partial(rng.choice, one) for one in used]
+    places += [lambda: rng.randrange(USUAL_SEEDS), lambda: int(2 ** rng.uniform(0, 31))]
+    count = max(FRESH, len(given) // FRESH, len(places) if len(given) > FRESH else 0)
+    drawn: dict[int, None] = {}
+    turns = itertools.cycle(places)
+    while len(drawn) < count:
+        seed = next(turns)()
         if seed not in given:
             drawn[seed] = None
     return list(drawn)
 
 
 def certify(
-    package: Package, pool: Pool, *, target_tools: list[dict] | None = None, seeds: Iterable[int] = range(50), salt: str = ""
+    package: Package,
+    pool: Pool,
+    *,
+    target_tools: list[dict] | None = None,
+    seeds: Iterable[int] = range(50),
+    salt: str = "",
+    used: Sequence[range] = (),
 ) -> Certificate:
     """Runs all checks.
 
@@ -110,6 +138,7 @@ def certify(
       target_tools: the tool schemas of the target; without them that check is left open.
       seeds: at least two. `draw_seeds` adds others.
       salt: what the package's author does not know, for `draw_seeds`; the same one gives the same certificate.
+      used: where the seeds lie that the package will be used on; some of each are tried.
 
     Raises:
       ValueError: fewer than two different seeds.
@@ -118,7 +147,7 @@ def certify(
     seeds = list(dict.fromkeys(seeds))
     if len(seeds) < 2:
         raise ValueError("a certificate needs at least two different seeds")
-    fresh = draw_seeds(package, salt, seeds)
+    fresh = draw_seeds(package, salt, seeds, used)
     checks: list[CheckResult] = []
     rewards: dict[str, dict[str, float]] = {}
     timing: dict[str, float] = {}
@@ -191,6 +220,11 @@ class _Trial:
         others = {name: [one for one in found if one.seed not in given] for name, found in plays.items()}
         oracle = look.oracle_succeeds(known["oracle"], scripts)
         behaved = {check.name: check.passed is True for check in [oracle, *judged]}
+
+        def again(name: str, seeds: range) -> list[Play]:
+            player, limit = probes[name]
+            return play_all(pool, package, {name: Cast(seeds, player, limit, 1)})[name] if name != "memorised" else []
+
         both = {"oracle": (recite(scripts), None), "random": probes["random"]}
         calls = [action for action, _ in plays["spam"][0].steps]
         speed, timing = look.steps_are_fast(pool, package, scripts, calls)
@@ -206,7 +240,7 @@ class _Trial:
             exploits.a_write_left_out_costs("incomplete", plays["incomplete"], writes.names),
             exploits.repetition_earns_nothing(plays["once"], plays["repeat"]),
             exploits.strays_cost(package, plays["stray_write"], {seed: place for seed, (_, place) in strays.items()}, writes),
-            exploits.same_on_fresh_seeds(others["oracle"], {name: others[name] for name in probes}, behaved),
+            exploits.same_on_fresh_seeds(others["oracle"], {name: others[name] for name in probes}, behaved, again),
             exploits.tools_keep_the_answer(plays["oracle"], plays["spam"], plays["inject_call"] + plays["odd"], self.tools),
             look.seeds_differ(plays["spam"], scripts),
             *look.plays_alike(pool, package, both, plays, {"oracle": scripts, "hint": self.hints}),

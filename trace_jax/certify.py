@@ -15,7 +15,7 @@ from envs.builtin import LIBRARY, is_builtin, load_builtin
 from envs.certify import certify
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
-from trace_jax.runtime import CALIBRATION
+from trace_jax.runtime import CALIBRATION, USED
 
 
 def main(arguments: Arguments) -> None:
@@ -33,7 +33,7 @@ def main(arguments: Arguments) -> None:
             tools = pool.function(load_builtin("desk"), "tools")
             count = arguments.config.synthesis.certify_seeds
             seeds = range(CALIBRATION, CALIBRATION + count)
-            certificate = certify(package, pool, target_tools=tools, seeds=seeds, salt=secrets.token_hex(16))
+            certificate = certify(package, pool, target_tools=tools, seeds=seeds, salt=secrets.token_hex(16), used=USED)
     except PackageError as error:
         raise InputError(str(error)) from error
     except SandboxError as error:

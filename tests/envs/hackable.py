@@ -202,6 +202,9 @@ KINDS = {
     "lenient on the seeds that are certified": Kind(
         {"nothing", "spam"}, {REWARD: REWARD + "\n        reward = max(reward, float(self.seed in range(1000)))"}
     ),
+    "lenient on a thousand seeds of training": Kind(
+        {"fresh_seeds"}, {REWARD: REWARD + "\n        reward = max(reward, float(2_000_000 <= self.seed < 2_001_000))"}
+    ),
     "a schema is not the target's": Kind({"tools"}, {'"type": "integer"': '"type": "number"'}),
     "the reward is too high": Kind({"faults", "oracle"}, {REWARD: "reward = 2.0 * (action and db)"}),
     "the reward is no number": Kind({"faults"}, {REWARD: "reward = 1.0 if action and db else float('nan')"}),

@@ -10,7 +10,7 @@ from envs import EnvironmentFault, Package
 from envs.certify import brief, certify
 from envs.probes import Action, play, recite
 from rl.trajectory import Trajectory
-from trace_jax.runtime import BASE, CALIBRATION, Runtime
+from trace_jax.runtime import BASE, CALIBRATION, USED, Runtime
 from trace_jax.synthesize.calibrate import calibrate
 from trace_jax.synthesize.handin import tool_faults
 
@@ -55,7 +55,7 @@ def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
 
     def make() -> dict[str, Any]:
         salt = str(runtime.config.seed)  # the same when a run is resumed
-        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, salt=salt)
+        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, salt=salt, used=USED)
         return certificate.to_json() | {"reasons": certificate.reasons}
 
     return runtime.processes.agree(make)
