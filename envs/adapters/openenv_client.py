@@ -10,6 +10,7 @@ A call becomes OpenEnv's `call_tool`, a text the one field that the server's act
 
 from __future__ import annotations
 
+import contextlib
 import json
 import weakref
 from collections.abc import Callable, Sequence
@@ -62,8 +63,7 @@ class OpenEnvEpisode:
         return Score(float(reward), {"assertion:0": Check(reward == 1, 1.0, reward)})
 
     def close(self) -> None:
-        """Ends the session, of which a server has so many only."""
-        if not self._closed:
+        if not self._closed:  # a server has so many sessions only
             self._closed = True
             self._client.close()
 
@@ -74,8 +74,6 @@ class OpenEnvEpisode:
     def _ask(self, request: Callable[[], Any]) -> dict[str, Any]:
         if self.fault is None:
             try:
-                if self._closed:
-                    raise RuntimeError("the session has ended with its verdict")
                 result = request()
             except (OSError, RuntimeError, TimeoutError) as error:  # what the client makes of lost connections and of errors of the server
                 self.fault = EnvironmentFault("exception", f"OpenEnv at {self._pool.base_url}, seed {self.seed}: {error}")
@@ -93,7 +91,7 @@ def told(observation: dict[str, Any]) -> str:
     return texts[0] if texts and len(shown) <= 1 else json.dumps(shown, ensure_ascii=False)
 
 
-class OpenEnvPool:
+class OpenEnvPool(contextlib.AbstractContextManager):
     """Sessions of one OpenEnv server.
 
     Args:
@@ -120,20 +118,17 @@ class OpenEnvPool:
 
     def batch(self, requests: Sequence[tuple[OpenEnvEpisode, str, tuple]]) -> list[Start | Reply | Score | EnvironmentFault]:
         """As `envs.Pool.batch`; the requests of one episode follow each other."""
-        by_episode: dict[int, list[int]] = {}
-        for index, (episode, _, _) in enumerate(requests):
-            by_episode.setdefault(id(episode), []).append(index)
         answers: list[Any] = [None] * len(requests)
 
-        def ask(indices: list[int]) -> None:
-            for index in indices:
-                episode, op, arguments = requests[index]
-                try:
-                    answers[index] = getattr(episode, op)(*arguments)
-                except EnvironmentFault as fault:
-                    answers[index] = fault
+        def ask(asked: OpenEnvEpisode) -> None:
+            for index, (episode, op, arguments) in enumerate(requests):
+                if episode is asked:
+                    try:
+                        answers[index] = getattr(episode, op)(*arguments)
+                    except EnvironmentFault as fault:
+                        answers[index] = fault
 
-        list(self._threads.map(ask, by_episode.values()))
+        list(self._threads.map(ask, {id(episode): episode for episode, _, _ in requests}.values()))
         return answers
 
     def function(self, package: Package, name: str, *_: Any) -> Any:
@@ -141,18 +136,15 @@ class OpenEnvPool:
         if name != "tools":
             raise EnvironmentFault("exception", f"OpenEnv at {self.base_url} has no function {name}")
         episode = self.open(package, 0)
-        tools = episode._ask(lambda: episode._client.step({"type": "list_tools"})).get("tools", [])
+        listed = episode._ask(lambda: episode._client.step({"type": "list_tools"})).get("tools", [])
         episode.close()
-        keys = {"name": "name", "description": "description", "parameters": "input_schema"}
-        return [{"type": "function", "function": {ours: tool.get(theirs) for ours, theirs in keys.items()}} for tool in tools]
+        tools = [{"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["input_schema"]} for tool in listed]
+        return [{"type": "function", "function": tool} for tool in tools]
 
     def close(self) -> None:
         for episode in list(self._episodes):
             episode.close()
         self._threads.shutdown()
-
-    def __enter__(self) -> OpenEnvPool:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
