@@ -118,7 +118,7 @@ COMMANDS = {
         module="trace_jax.synthesize", help="step 2: generate, certify, calibrate", flags=("workdir!", "capability", *_TOGETHER)
     ),
     "certify": Command(
-        module="trace_jax.certify", help="the certificate of one environment package", flags=(), argument="DIR", config=False
+        module="trace_jax.certify", help="the certificate of one environment package", flags=("output",), argument="DIR", config=False
     ),
     "train": Command(
         module="trace_jax.train",
@@ -175,7 +175,7 @@ FLAGS = {
     "model": (flags.DEFINE_string, None, "a Hugging Face model folder, local or gs://"),
     "adapter": (flags.DEFINE_string, None, "a PEFT adapter folder; left out, the model alone"),
     "input": (flags.DEFINE_string, None, 'file of lines {"tokens": [...]}'),
-    "output": (flags.DEFINE_string, None, 'file to write, lines {"logprobs": [null, ...]}'),
+    "output": (flags.DEFINE_string, None, 'file to write: of score lines {"logprobs": [null, ...]}, of certify the certificate as JSON'),
     "what": (
         flags.DEFINE_string,
         None,

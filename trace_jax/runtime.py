@@ -54,6 +54,8 @@ AGREEMENT = 7_000_000  # of them so many: on which engine and learner must agree
 AGREEMENT_SEEDS = 64
 HELDOUT_TASKS = 9_000_000
 _APART = 1_000_000  # seeds of one purpose
+# where the seeds of capability environments begin, for certificates
+USED = tuple(range(start, start + 1000) for start in (TRAINING, GATE, GATE_TRAINING, SELECTION, VALIDATION, AGREEMENT))
 
 BASE = Policy(name="base")
 

@@ -10,7 +10,7 @@ from envs import EnvironmentFault, Package
 from envs.certify import brief, certify
 from envs.probes import Action, play, recite
 from rl.trajectory import Trajectory
-from trace_jax.runtime import BASE, CALIBRATION, Runtime
+from trace_jax.runtime import BASE, CALIBRATION, USED, Runtime
 from trace_jax.synthesize.calibrate import calibrate
 from trace_jax.synthesize.handin import tool_faults
 
@@ -56,7 +56,8 @@ def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
     seeds = range(CALIBRATION, CALIBRATION + runtime.config.synthesis.certify_seeds)
 
     def make() -> dict[str, Any]:
-        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds)
+        salt = str(runtime.config.seed)  # the same when a run is resumed
+        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, salt=salt, used=USED)
         return certificate.to_json() | {"reasons": certificate.reasons}
 
     return runtime.processes.agree(make)
