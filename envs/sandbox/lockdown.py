@@ -57,7 +57,9 @@ def restrain(memory_bytes, cpu_seconds, host):
 
     Linux ends the process when the thread that started it ends; elsewhere the end of the request pipe does, between messages.
     """
-    _limit(AS=memory_bytes, CPU=cpu_seconds, CORE=0, NOFILE=64)
+    _limit(AS=memory_bytes, CPU=cpu_seconds + 1, CORE=0, NOFILE=64)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (min(cpu_seconds, hard), hard))  # SIGXCPU, which says what it was; a second later SIGKILL
     if sys.platform == "linux":
         _die_with_host()
     if os.getppid() != host:

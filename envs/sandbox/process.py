@@ -10,14 +10,18 @@ import collections
 import json
 import os
 import pathlib
+import platform
 import selectors
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from envs.base import SandboxError
 from envs.package import ALLOWED_MODULES
-from envs.sandbox.lockdown import LAYERS
+from envs.sandbox.lockdown import LAYERS, REQUIRED
 from envs.sandbox.replies import MAX_REPLY_BYTES
 from envs.sandbox.worker import HEADER
 
@@ -30,12 +34,36 @@ START_SECONDS = 60.0  # for a worker to start and lock itself down, which takes 
 INTERPRETER = (sys.executable, "-s", "-P", "-S", "-B")
 
 
-class Death(Exception):
-    """A worker that had to be given up. `kind` as in EnvironmentFault; the message quotes the end of the worker's stderr."""
+class Options(NamedTuple):
+    """What workers are started with.
 
-    def __init__(self, kind: str, message: str):
+    Attributes:
+      locked: whether they lock themselves down; `required`: whether they are of no use without the necessary layers.
+      without: layers that they leave out, to test the others.
+      cpu_seconds: of one worker in its life.
+      reply_bytes: largest reply to one request.
+    """
+
+    hash_seed: int
+    memory_bytes: int
+    locked: bool
+    required: bool
+    without: tuple[str, ...] = ()
+    cpu_seconds: int = CPU_SECONDS
+    reply_bytes: int = MAX_REPLY_BYTES
+
+
+class Death(Exception):
+    """A worker that had to be given up; the message quotes the end of its stderr.
+
+    Attributes:
+      kind: as in EnvironmentFault.
+      out_of_time: whether it missed the deadline, or used up its CPU time.
+    """
+
+    def __init__(self, kind: str, message: str, out_of_time: bool = False):
         super().__init__(message)
-        self.kind = kind
+        self.kind, self.out_of_time = kind, out_of_time
 
 
 class Process:
@@ -47,21 +75,18 @@ class Process:
       freed: keys to forget with the next message; filled when a handle is dropped, maybe by another thread.
       opened: resets so far, the age of the worker.
       layers: what `envs.sandbox.lockdown` did, {layer: None where it is on, else why not}; None until `greet` has read it.
-
-    Args:
-      locked: whether it locks itself down.
-      without: layers that it leaves out then.
     """
 
-    def __init__(self, hash_seed: int, memory_bytes: int, locked: bool, without: tuple[str, ...] = ()):
+    def __init__(self, options: Options):
         request_end, self.write_end = os.pipe()
         self.read_end, reply_end = os.pipe()
-        arguments = (request_end, reply_end, os.getpid(), memory_bytes, CPU_SECONDS, MAX_REPLY_BYTES, "locked" if locked else "off")
-        lists = (",".join(without), ",".join(sorted(ALLOWED_MODULES)))
+        limits = (options.memory_bytes, options.cpu_seconds, options.reply_bytes)
+        arguments = (request_end, reply_end, os.getpid(), *limits, "locked" if options.locked else "off")
+        lists = (",".join(options.without), ",".join(sorted(ALLOWED_MODULES)))
         try:
             self.popen = subprocess.Popen(
                 [*INTERPRETER, str(WORKER), *map(str, arguments), *lists],
-                env={"PATH": "/nonexistent", "LANG": "C.UTF-8", "PYTHONHASHSEED": str(hash_seed)},
+                env={"PATH": "/nonexistent", "LANG": "C.UTF-8", "PYTHONHASHSEED": str(options.hash_seed)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,  # not a file: a worker that may not write files must still be able to complain
@@ -83,6 +108,7 @@ class Process:
         self.packages: set[str] = set()
         self.freed: collections.deque[int] = collections.deque()
         self.opened = 0
+        self.required = options.required
         self.layers: dict[str, str | None] | None = None
 
     @property
@@ -111,16 +137,18 @@ class Process:
 
     def death(self, kind: str, reason: str) -> Death:
         """Kills the process and says how it ended."""
+        out_of_time = kind == "deadline"
         if kind == "crash":
             try:
                 code = self.popen.wait(timeout=1.0)  # its pipe is closed, so it is about to end
+                out_of_time = code == -signal.SIGXCPU
                 reason += f" with exit code {code}" if code >= 0 else f" by signal {signal.Signals(-code).name}"
             except subprocess.TimeoutExpired:
                 reason += ", having closed its pipe"
         self.drain()
         self.kill()
         tail = self.complaints.decode(errors="replace").strip()
-        return Death(kind, reason + (f"; its last words: {tail}" if tail else ""))
+        return Death(kind, reason + (f"; its last words: {tail}" if tail else ""), out_of_time)
 
 
 class _Exchange:
@@ -203,20 +231,50 @@ def greet(new: list[Process]) -> list[Death]:
 
     Returns:
       Of those that will never be ready, why.
+
+    Raises:
+      SandboxError: one lacks a layer that is required. All are ended then.
     """
     if not new:
         return []
     try:
         results = exchange([(process, None, HELLO_BYTES) for process in new], START_SECONDS)
-    except BaseException:  # interrupted, with half a message read
+        for process, result in zip(new, results, strict=True):
+            if isinstance(result, bytes):
+                hello = json.loads(result)
+                process.layers = {layer: hello[layer] for layer in LAYERS if layer in hello}
+                for layer in REQUIRED if process.required else ():
+                    if (why := process.layers.get(layer, "not reported")) is not None:
+                        raise SandboxError(_not_locked(layer, why))
+    except BaseException:  # an unlocked one, or interrupted with half a message read
         for process in new:
             process.kill()
         raise
-    for process, result in zip(new, results, strict=True):
-        if isinstance(result, bytes):
-            hello = json.loads(result)
-            process.layers = {layer: hello[layer] for layer in LAYERS if layer in hello}
     return [result for result in results if isinstance(result, Death)]
+
+
+def start(options: Sequence[Options]) -> list[Process]:
+    """New processes, ready for code.
+
+    Raises:
+      OSError, SandboxError: one cannot be started, or lacks a layer that is required.
+    """
+    for _ in range(2):
+        processes = [Process(one) for one in options]
+        deaths = greet(processes)
+        if not deaths:
+            return processes
+        for process in processes:
+            process.kill()
+    raise SandboxError(f"a worker does not start: {deaths[0]}")
+
+
+def _not_locked(layer: str, why: str) -> str:
+    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    return (
+        f"sandbox 'require': the layer {layer} is missing on {system} ({why}); use Linux on x86_64 or aarch64, in a container one whose "
+        "seccomp profile allows prctl and seccomp, or choose best_effort for code that you trust"
+    )
 
 
 def _forget(selector: selectors.BaseSelector, descriptor: int) -> None:

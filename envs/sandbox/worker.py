@@ -3,7 +3,8 @@
 The host starts this file as a script under an isolated interpreter, so it imports the standard library alone. First it imports what
 environments may use, locks itself down (`envs.sandbox.lockdown`) and says which layers are on, `{layer: null or why not}`. Then a message
 is a 4-byte length and JSON: `{"packages": {digest: source}, "free": [episode], "requests": [[episode, op, arguments]]}` in,
-`[[fault or null, value], ...]` out, in the same order. An exception of an environment ends its episode and nobody else's.
+`[[fault or null, value], ...]` out, in the same order. An exception of an environment ends its episode and nobody else's. A process that
+runs a program of a code task (`envs.sandbox.programs`) gets that one request in its life.
 """
 
 import contextlib
@@ -61,8 +62,8 @@ def prepare(modules):
 class Worker:
     """The packages and episodes of this process."""
 
-    def __init__(self, reply_limit):
-        self.reply_limit = reply_limit
+    def __init__(self, reply_limit, run_program):
+        self.reply_limit, self.run_program = reply_limit, run_program
         self.sources = {}
         self.modules = {}
         self.episodes = {}
@@ -86,6 +87,8 @@ class Worker:
             digest, name, arguments = arguments
             module = self.module(digest)
             return module.TOOLS if name == "tools" else getattr(module, name)(*arguments)
+        if op == "program":
+            return self.run_program(*arguments)
         if op == "reset":
             digest, seed, knobs = arguments
             self.episodes.pop(key, None)
@@ -95,7 +98,9 @@ class Worker:
             return start
         environment = self.episodes[key]
         if op == "score":
-            return environment.score()
+            if not arguments and hasattr(environment, "programs"):
+                return {"programs": environment.programs()}  # the host asks again, with their results
+            return environment.score(*arguments)
         result = environment.call(*arguments) if op == "call" else environment.respond(*arguments)
         return [result, environment.done()]
 
@@ -138,8 +143,9 @@ def main(reading, writing, host, memory_bytes, cpu_seconds, reply_bytes, locked,
     lockdown = load_sibling("lockdown")
     lockdown.restrain(int(memory_bytes), int(cpu_seconds), int(host))
     prepare(modules.split(","))
+    run_program = load_sibling("memory_modules").run
     send(replies, json.dumps(lockdown.lock_down(without.split(",")) if locked == "locked" else {}).encode())
-    Worker(int(reply_bytes)).serve(requests, replies)
+    Worker(int(reply_bytes), run_program).serve(requests, replies)
 
 
 if __name__ == "__main__":
