@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 from envs.base import EnvironmentFault, Reply, SandboxError, Score, Start
 from envs.package import Package
-from envs.sandbox.process import Death, Options, Process, exchange, greet
+from envs.sandbox.launch import Launcher, Options
+from envs.sandbox.process import Death, Process, exchange, greet
 from envs.sandbox.programs import Program, Runner, parse_programs
 from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, check_json, parse_function, parse_message, parse_value, refuse
 
@@ -34,6 +35,7 @@ EPISODE_OPS = ("reset", "call", "respond", "score")
 FUNCTIONS = ("tools", "oracle", "hint")
 MODES = ("require", "best_effort", "off")
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 KEPT = 8  # processes of one worker that wait for more requests of their packages
 
 Request = tuple["Episode", str, tuple]
@@ -117,7 +119,7 @@ class _Message(NamedTuple):
         """
         content = {"packages": self.packages, "free": self.freed, "requests": [item.wire for item in self.plan]}
         try:
-            return json.dumps(content, separators=(",", ":")).encode()
+            return _ENCODER.encode(content).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the arguments of a request are not JSON: {error}") from None
 
@@ -163,8 +165,9 @@ class Pool:
             raise ValueError(f"sandbox = {sandbox!r} must be one of {', '.join(MODES)}")
         self.deadline_s, self.recycle, self.quarantine = deadline_s, recycle, quarantine
         self.hash_seed, self.sandbox = hash_seed, sandbox
-        self._options = Options(hash_seed, memory_bytes, sandbox != "off", sandbox == "require", _without)
-        self._programs = Runner(self._options)
+        self._launcher = Launcher(hash_seed)
+        self._options = Options(memory_bytes, sandbox != "off", sandbox == "require", _without)
+        self._programs = Runner(self._launcher, self._options)
         self.workers = workers
         self._locks = [threading.Lock() for _ in range(workers)]
         self._opening = threading.Lock()
@@ -196,6 +199,7 @@ class Pool:
         for processes in self._processes:
             for process in list(processes.values()):
                 process.kill()
+        self._launcher.close()
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -465,7 +469,7 @@ class Pool:
             process.kill()
             self.restarts += 1
             process = None
-        processes[digest] = process = process or Process(self._options)
+        processes[digest] = process = process or Process(self._launcher, self._options)
         if self._closed:  # meanwhile, by another thread
             process.kill()
         return process

@@ -30,7 +30,8 @@ import threading
 from typing import Any, NamedTuple
 
 from envs.base import EnvironmentFault
-from envs.sandbox.process import Death, Options, exchange, start
+from envs.sandbox.launch import Launcher, Options
+from envs.sandbox.process import Death, exchange, start
 from envs.sandbox.replies import MalformedMessage, check_json, parse_message, refuse
 
 MAX_PROGRAMS = 32
@@ -85,8 +86,8 @@ def parse_programs(value: Any) -> tuple[Program, ...]:
 class Runner:
     """Runs programs side by side and remembers what came of them. May be used from several threads."""
 
-    def __init__(self, options: Options):
-        self._options = options
+    def __init__(self, launcher: Launcher, options: Options):
+        self._launcher, self._options = launcher, options
         self._threads = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "program")
         self._lock = threading.Lock()
         self._futures: collections.OrderedDict[bytes, concurrent.futures.Future] = collections.OrderedDict()
@@ -103,7 +104,7 @@ class Runner:
                 key = program.digest
                 future = self._futures.get(key)
                 if future is None or future.cancelled() or (future.done() and future.exception()):
-                    future = self._futures[key] = self._threads.submit(run_program, program, self._options)
+                    future = self._futures[key] = self._threads.submit(run_program, program, self._launcher, self._options)
                 self._futures.move_to_end(key)
                 futures.append(future)
             while len(self._futures) > REMEMBERED:
@@ -118,9 +119,9 @@ class Runner:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def run_program(program: Program, options: Options) -> dict[str, Any]:
+def run_program(program: Program, launcher: Launcher, options: Options) -> dict[str, Any]:
     """The result of one program in a process of its own."""
-    (process,) = start([options._replace(cpu_seconds=program.cpu_seconds, reply_bytes=MAX_VALUE_BYTES)])
+    (process,) = start(launcher, [options._replace(cpu_seconds=program.cpu_seconds, reply_bytes=MAX_VALUE_BYTES)])
     content = {"packages": {}, "free": [], "requests": [(None, "program", (program.files, program.code))]}
     try:
         (reply,) = exchange([(process, json.dumps(content).encode(), 2 * MAX_VALUE_BYTES)], WAIT * program.cpu_seconds)

@@ -29,7 +29,7 @@ def parse_message(payload: bytes, count: int) -> list[tuple[str | None, Any]]:
       MalformedMessage: not JSON, not `count` pairs, or a number that is not finite.
     """
     try:
-        replies = json.loads(payload, parse_constant=_refuse_constant)
+        replies = _DECODER.decode(payload.decode())
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"the worker's message is not JSON: {error}") from None
     if not isinstance(replies, list) or len(replies) != count:
@@ -175,6 +175,9 @@ def _check_text(op: str, text: str) -> None:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def refuse(what: str, rule: str, value: Any) -> Any:

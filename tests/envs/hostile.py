@@ -263,13 +263,13 @@ KILLERS = {
         "for fd in range(64):\n    try: os.write(fd, b'\\xff' * 99)\n    except OSError: pass",
         "fault:reply",
     ),
-    "announce a huge reply": ("os.write(int(sys.argv[2]), (200_000_000).to_bytes(4, 'little') + b'x' * 9)", "fault:reply"),
-    "answer twice": ("os.write(int(sys.argv[2]), b'\\x02\\0\\0\\0[]' * 2)", "fault:reply"),
+    "announce a huge reply": ("os.write(4, (200_000_000).to_bytes(4, 'little') + b'x' * 9)", "fault:reply"),
+    "answer twice": ("os.write(4, b'\\x02\\0\\0\\0[]' * 2)", "fault:reply"),
     "answer in another's place": (
-        "b = b'[[null,[\"escaped\",false]]]' * 9\nos.write(int(sys.argv[2]), len(b).to_bytes(4, 'little') + b)",
+        "b = b'[[null,[\"escaped\",false]]]' * 9\nos.write(4, len(b).to_bytes(4, 'little') + b)",
         "fault:reply",
     ),
-    "say hello again": ("b = b'{\"seccomp\":null}'\nos.write(int(sys.argv[2]), len(b).to_bytes(4, 'little') + b)", "fault:reply"),
+    "say hello again": ("b = b'{\"seccomp\":null}'\nos.write(4, len(b).to_bytes(4, 'little') + b)", "fault:reply"),
 }
 HANGERS = {
     "sleep": ("time.sleep(10**6)", "fault:deadline"),
