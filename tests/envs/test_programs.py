@@ -164,6 +164,12 @@ def test_a_verifier_that_dies_over_the_results_is_played_again(pool, make_packag
     assert isinstance(answers[1], EnvironmentFault) and answers[1].kind == "crash" and answers[3].reward == 0.0
 
 
+def test_a_program_can_forge_its_own_result_and_nothing_else(pool, make_task):
+    forge = "import os\nb = b'[[null,[\"forged\",null]]]'\nos.write(4, len(b).to_bytes(4, 'little') + b)\nos._exit(0)"
+    values = results_of(pool, make_task([program("result = 1"), program(forge), program("result = 2")]))
+    assert [value["value"] for value in values] == [1, "forged", 2]
+
+
 def test_a_program_shares_nothing_with_its_verifier_or_other_programs(pool, make_task):
     look = (
         "import gc, sys, os\nworker = next(o for o in gc.get_objects() if type(o).__name__ == 'Worker')\n"
