@@ -129,7 +129,7 @@ class Pool:
 
     Which worker hosts an episode, and with which others, makes no difference to it: that is what the certificate checks of a package.
     May be used from several threads; batches for one worker follow each other. Make it in a thread that lives as long as the pool: the
-    kernel ends a worker together with the thread that started it (the next batch then starts another and plays the episodes again).
+    kernel ends zygote and workers with the thread that started them (the next batch then starts others and plays the episodes again).
 
     Args:
       workers: how many share the episodes of a package, each with a process for every package. Two cores less than the machine has is

@@ -30,12 +30,12 @@ class Death(Exception):
 
     Attributes:
       kind: as in EnvironmentFault.
-      out_of_time: whether it missed the deadline, or used up its CPU time.
+      signal: which ended it, if one did that the host did not send.
     """
 
-    def __init__(self, kind: str, message: str, out_of_time: bool = False):
+    def __init__(self, kind: str, message: str, signal: int | None = None):
         super().__init__(message)
-        self.kind, self.out_of_time = kind, out_of_time
+        self.kind, self.signal = kind, signal
 
 
 class Process:
@@ -97,18 +97,18 @@ class Process:
 
     def death(self, kind: str, reason: str) -> Death:
         """Kills the process and says how it ended."""
-        out_of_time = kind == "deadline"
+        ended_by = None
         if kind == "crash":
             try:
                 code = self.child.wait(timeout=1.0)  # its pipe is closed, so it is about to end
-                out_of_time = code == -signal.SIGXCPU
-                reason += f" with exit code {code}" if code >= 0 else f" by signal {signal.Signals(-code).name}"
+                ended_by = -code if code < 0 else None
+                reason += f" by signal {signal.Signals(ended_by).name}" if ended_by else f" with exit code {code}"
             except subprocess.TimeoutExpired:
                 reason += ", having closed its pipe"
         self.drain()
         self.kill()
         tail = self.complaints.decode(errors="replace").strip()
-        return Death(kind, reason + (f"; its last words: {tail}" if tail else ""), out_of_time)
+        return Death(kind, reason + (f"; its last words: {tail}" if tail else ""), ended_by)
 
 
 class _Exchange:
