@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from envs.base import EnvironmentFault, Reply, SandboxError, Score, Start
 from envs.package import Package
 from envs.sandbox.launch import Launcher, Options
-from envs.sandbox.process import Death, Process, exchange, greet
+from envs.sandbox.process import ATTEMPTS, Death, Process, exchange, greet
 from envs.sandbox.programs import Program, Runner, parse_programs
 from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, check_json, parse_function, parse_message, parse_value, refuse
 
@@ -128,8 +128,9 @@ class Pool:
     """Workers that host environments. A context manager; `close` ends the processes.
 
     Which worker hosts an episode, and with which others, makes no difference to it: that is what the certificate checks of a package.
-    May be used from several threads; batches for one worker follow each other. Make it in a thread that lives as long as the pool: the
-    kernel ends zygote and workers with the thread that started them (the next batch then starts others and plays the episodes again).
+    May be used from several threads; batches for one worker follow each other. Where there is no zygote (`envs.sandbox.launch`), make it in
+    a thread that lives as long as the pool: the kernel ends a worker together with the thread that started it (the next batch then starts
+    another and plays the episodes again).
 
     Args:
       workers: how many share the episodes of a package, each with a process for every package. Two cores less than the machine has is
@@ -447,10 +448,10 @@ class Pool:
         """The processes of the places, ready for code.
 
         Raises:
-          SandboxError: one ended twice before it was ready, or is not locked down as required.
+          SandboxError: one ended three times before it was ready, or is not locked down as required.
         """
         places = list(places)
-        for _ in range(2):
+        for _ in range(ATTEMPTS):
             processes = [self._ready(*place) for place in places]
             deaths = greet([process for process in processes if process.layers is None])
             if not deaths:

@@ -23,6 +23,7 @@ from envs.sandbox.worker import HEADER
 
 STDERR_TAIL = 2000
 HELLO_BYTES = 10_000
+ATTEMPTS = 3  # to start a worker; a zygote may end meanwhile
 
 
 class Death(Exception):
@@ -229,7 +230,7 @@ def start(launcher: Launcher, options: Sequence[Options]) -> list[Process]:
     Raises:
       OSError, SandboxError: one cannot be started, or lacks a layer that is required.
     """
-    for _ in range(2):
+    for _ in range(ATTEMPTS):
         processes = [Process(launcher, one) for one in options]
         deaths = greet(processes)
         if not deaths:

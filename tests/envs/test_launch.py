@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -79,6 +80,17 @@ def test_a_zygote_that_died_takes_its_workers_along_and_is_replaced(make_package
         wait_for_end([zygote.pid, *workers])
         assert isinstance(episode.call("list_codes", {}), Reply) and play(pool, package)[0] == before
         assert pool._launcher._zygote.process.pid != zygote.pid
+
+
+def test_a_pool_outlives_the_thread_that_made_it(make_package):
+    made = []
+    thread = threading.Thread(target=lambda: made.append(Pool()))
+    thread.start()
+    thread.join()
+    with made[0] as pool:
+        zygote = pool._launcher._zygote.process.pid
+        play(pool, make_package())
+        assert pool.restarts == 0 and pool._launcher._zygote.process.pid == zygote and state(zygote) != "Z"
 
 
 def test_zygote_and_workers_end_with_their_host():
