@@ -23,6 +23,7 @@ from envs.sandbox.worker import HEADER
 
 STDERR_TAIL = 2000
 HELLO_BYTES = 10_000
+SIGNALS = {one.value: one.name for one in signal.Signals}  # real-time ones have no names
 ATTEMPTS = 3  # to start a worker; a zygote may end meanwhile
 
 
@@ -103,7 +104,7 @@ class Process:
             try:
                 code = self.child.wait(timeout=1.0)  # its pipe is closed, so it is about to end
                 ended_by = -code if code < 0 else None
-                reason += f" by signal {signal.Signals(ended_by).name}" if ended_by else f" with exit code {code}"
+                reason += f" by signal {SIGNALS.get(ended_by, ended_by)}" if ended_by else f" with exit code {code}"
             except subprocess.TimeoutExpired:
                 reason += ", having closed its pipe"
         self.drain()

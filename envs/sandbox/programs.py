@@ -15,7 +15,7 @@ Code that was edited by the agent can forge what its own process says. So a prog
 expected values stay in `score`.
 
 A program is a function of its text. The same one is run once, however many episodes and questions for the score have it; what may have
-been the machine's doing, a wait too long or SIGKILL, is tried twice and not remembered.
+been the machine's doing, a wait too long or SIGKILL, is not remembered, and the latter tried again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from envs.sandbox.replies import MalformedMessage, check_json, parse_message, re
 MAX_PROGRAMS = 32
 MAX_DEADLINE_S = 30.0  # of one
 MAX_TOTAL_S = 60.0  # of one episode's
-MAX_VALUE_BYTES = 100_000
+MAX_VALUE_BYTES = 20_000  # what the edited code says must fit into the verifier's reply, or it could end an episode that it would lose
+MAX_VALUE_DEPTH = 16
+MAX_MESSAGE = 2_000
 WAIT = 5  # wall time over CPU time, on a machine with more work than cores
 AT_ONCE = min(16, os.cpu_count() or 1)
 REMEMBERED = 1_000
@@ -135,17 +137,9 @@ class Runner:
 
 def run_program(program: Program, launcher: Launcher, options: Options) -> Outcome:
     """What comes of one program in a process of its own."""
-    outcome = _run_once(program, launcher, options)
-    return outcome if outcome.certain else _run_once(program, launcher, options)
-
-
-def _run_once(program: Program, launcher: Launcher, options: Options) -> Outcome:
-    (process,) = start(launcher, [options._replace(cpu_seconds=program.cpu_seconds, reply_bytes=MAX_VALUE_BYTES)])
-    content = {"packages": {}, "free": [], "requests": [(None, "program", (program.files, program.code))]}
-    try:
-        (reply,) = exchange([(process, json.dumps(content).encode(), 2 * MAX_VALUE_BYTES)], WAIT * program.cpu_seconds)
-    finally:
-        process.kill()
+    reply = _ask(program, launcher, options)
+    if isinstance(reply, Death) and reply.signal == signal.SIGKILL:
+        reply = _ask(program, launcher, options)
     if isinstance(reply, Death):
         kind = "deadline" if reply.signal == signal.SIGXCPU else reply.kind
         return _failure(kind, str(reply), certain=reply.kind != "deadline" and reply.signal != signal.SIGKILL)
@@ -155,12 +149,22 @@ def _run_once(program: Program, launcher: Launcher, options: Options) -> Outcome
             return _failure("exception", fault)
         if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], str | None)):
             raise MalformedMessage("the worker's reply is not a pair of value and error")
-        check_json("program", value)
+        check_json("program", value, MAX_VALUE_DEPTH)
     except (MalformedMessage, EnvironmentFault) as error:
         return _failure("reply", str(error))
     return Outcome({"value": value[0], "error": None}) if value[1] is None else _failure("exception", value[1])
 
 
+def _ask(program: Program, launcher: Launcher, options: Options) -> bytes | Death:
+    (process,) = start(launcher, [options._replace(cpu_seconds=program.cpu_seconds, reply_bytes=MAX_VALUE_BYTES)])
+    content = {"packages": {}, "free": [], "requests": [(None, "program", (program.files, program.code))]}
+    try:
+        (reply,) = exchange([(process, json.dumps(content).encode(), MAX_VALUE_BYTES + 1000)], WAIT * program.cpu_seconds)
+        return reply
+    finally:
+        process.kill()
+
+
 def _failure(kind: str, message: str, certain: bool = True) -> Outcome:
-    message = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message)  # addresses differ
+    message = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message.encode(errors="replace").decode()[-MAX_MESSAGE:])  # addresses differ
     return Outcome({"value": None, "error": {"kind": kind, "message": message}}, certain)
