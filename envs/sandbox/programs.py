@@ -8,8 +8,9 @@ An environment may have a method `programs()` beside `score`:
 
 `files` are importable as modules from memory (`a/b.py` is `a.b`; nothing can be opened) and are there as the dict `FILES`; `code` is run
 among them, and what it leaves in the variable `result` is the value. `deadline_s` is CPU time, in whole seconds, rounded up, so that the
-verdict does not depend on what else the machine does; a program that only waits is ended after `WAIT` times as long. Like `score`,
-`programs` changes nothing. A program that fails is a result like any other, for the verifier to judge; only `programs` itself may fault.
+verdict does not depend on what else the machine does; a program that only waits is ended after `WAIT` times as long. The constants of this
+file bound the rest. Like `score`, `programs` changes nothing. A program that fails is a result like any other, for the verifier to judge;
+only `programs` itself may fault.
 
 Code that was edited by the agent can forge what its own process says. So a program should return what the edited code computes, and the
 expected values stay in `score`.
