@@ -1,7 +1,8 @@
 """An environment package on disk: `package.json` says what it is, `environment.py` is the code that a worker runs.
 
 The host reads the code as text and looks at its syntax tree, it never executes it. The gate of this file (size, imports, names) keeps
-careless packages out; it is no security boundary. What runs the code is `envs.sandbox`.
+careless packages out; it is no security boundary. What runs the code is `envs.sandbox`; an environment whose verdict depends on running
+code that the agent wrote has `programs()` too, see `envs.sandbox.programs`.
 """
 
 from __future__ import annotations
@@ -142,6 +143,9 @@ def parse_package(meta: str | dict[str, Any], source: str, path: str = "") -> Pa
     if isinstance(meta, str):
         try:
             meta = json.loads(meta)
+            json.dumps(meta, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise PackageError(f"{where}: holds half of a surrogate pair, which is no text; write whole characters") from None
         except (ValueError, RecursionError) as error:
             raise PackageError(f"{where}: not JSON: {error}") from None
     if not isinstance(meta, dict):
@@ -177,7 +181,7 @@ def check_source(source: str, where: str = "environment.py") -> None:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise PackageError(f"{where}: not Python: {error}") from None
+        raise PackageError(f"{where}: not Python: {str(error) or 'nested too deeply'}") from None
     for node in ast.walk(tree):
         modules = []
         if isinstance(node, ast.Import):

@@ -1,23 +1,28 @@
-"""`trace-jax certify DIR`: the certificate of an environment package.
+"""`trace-jax certify DIR [--output=FILE]`: the certificate of an environment package, for people and as JSON.
 
-The package is run, so one that does not come with trace-jax runs in workers that the kernel holds, or not at all.
+The package is run, so one that does not come with trace-jax runs in workers that the kernel holds, or not at all. Beside the fixed seeds it
+is tried on some that are drawn anew each time, so that nobody can write a package for them.
 """
 
 from __future__ import annotations
+
+import json
+import pathlib
+import secrets
 
 from envs import PackageError, Pool, SandboxError, load_package
 from envs.builtin import LIBRARY, is_builtin, load_builtin
 from envs.certify import certify
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
-from trace_jax.runtime import CALIBRATION
+from trace_jax.runtime import CALIBRATION, USED
 
 
 def main(arguments: Arguments) -> None:
-    """Prints the certificate of a package, given by its folder, or by its capability if it is built in.
+    """Prints the certificate of a package, given by its folder, or by its capability if it is built in, and writes it to `--output`.
 
     Raises:
-      InputError: no package, no lock-down for one of somebody else's, or a check that failed.
+      InputError: no package, no lock-down for one of somebody else's, a file that cannot be written, or checks that failed.
     """
     name = arguments.argument
     try:
@@ -27,11 +32,18 @@ def main(arguments: Arguments) -> None:
             print(pool.describe())
             tools = pool.function(load_builtin("desk"), "tools")
             count = arguments.config.synthesis.certify_seeds
-            certificate = certify(package, pool, target_tools=tools, seeds=range(CALIBRATION, CALIBRATION + count))
+            seeds = range(CALIBRATION, CALIBRATION + count)
+            certificate = certify(package, pool, target_tools=tools, seeds=seeds, salt=secrets.token_hex(16), used=USED)
     except PackageError as error:
         raise InputError(str(error)) from error
     except SandboxError as error:
         raise InputError(f"{name}: not run, config field 'rollout.sandbox': {error}") from error
     print(certificate.to_text())
+    if arguments.output is not None:
+        content = certificate.to_json(timing=True) | {"reasons": certificate.reasons}
+        try:
+            pathlib.Path(arguments.output).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--output={arguments.output}: {error.strerror}; give a file that can be written") from error
     if not certificate.passed:
-        raise InputError(f"{name}: not certified; see the checks above")
+        raise InputError(f"{name}: not certified: {'; '.join(certificate.reasons)}")

@@ -119,7 +119,7 @@ COMMANDS = {
         module="trace_jax.synthesize", help="step 2: generate, certify, calibrate", flags=("workdir!", "capability", *_TOGETHER)
     ),
     "certify": Command(
-        module="trace_jax.certify", help="the certificate of one environment package", flags=(), argument="DIR", config=False
+        module="trace_jax.certify", help="the certificate of one environment package", flags=("output",), argument="DIR", config=False
     ),
     "train": Command(
         module="trace_jax.train",
@@ -183,7 +183,7 @@ FLAGS = {
     "model": (flags.DEFINE_string, None, "a Hugging Face model folder, local or gs://"),
     "adapter": (flags.DEFINE_string, None, "a PEFT adapter folder; left out, the model alone"),
     "input": (flags.DEFINE_string, None, 'file of lines {"tokens": [...]}'),
-    "output": (flags.DEFINE_string, None, 'file to write, lines {"logprobs": [null, ...]}'),
+    "output": (flags.DEFINE_string, None, 'file to write: of score lines {"logprobs": [null, ...]}, of certify the certificate as JSON'),
     "what": (
         flags.DEFINE_string,
         None,
@@ -394,7 +394,7 @@ def _crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
         return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
     log = _log_traceback(workdir, argv)
     first = "; if another process of the run ended before, it says why" if workdir and workdir.processes.count > 1 else ""
-    return _complain(f"{type(error).__name__}: {error}; traceback in {log}{first}", 1)
+    return _complain(f"{type(error).__name__}: {redact(str(error))}; traceback in {log}{first}", 1)
 
 
 def _reader_left() -> bool:

@@ -39,9 +39,8 @@ def run(runtime: Runtime) -> dict[str, dict[str, Any]]:
     """
     config, workdir = runtime.config, runtime.workdir
     if not diagnosed(workdir) and (config.analyst != "evidence" or config.generator == "llm"):
-        make_agent(
-            config, workdir, "diagnose", Templates(config.agents.prompts or GENERAL)
-        )  # a missing key is said before hours of rollouts
+        # a missing key or model is said before hours of rollouts
+        make_agent(config, workdir, "diagnose", Templates(config.agents.prompts or GENERAL))
     with runtime.stage("rollouts"):
         roll_out_train_split(runtime)
     with runtime.stage("diagnose"):

@@ -55,6 +55,8 @@ AGREEMENT = 7_000_000  # of them so many: on which engine and learner must agree
 AGREEMENT_SEEDS = 64
 HELDOUT_TASKS = 9_000_000
 _APART = 1_000_000  # seeds of one purpose
+# where the seeds of capability environments begin, for certificates
+USED = tuple(range(start, start + 1000) for start in (TRAINING, GATE, GATE_TRAINING, SELECTION, VALIDATION, AGREEMENT))
 
 BASE = Policy(name="base")
 
@@ -104,7 +106,7 @@ class Runtime:
 
     @functools.cached_property
     def pool(self) -> Pool:
-        """The workers; what holds them is printed where it is not everything, and kept in `sandbox.json`.
+        """The workers; what holds them is printed and kept in `sandbox.json`.
 
         Raises:
           InputError: the kernel must hold them and does not.
@@ -113,11 +115,10 @@ class Runtime:
         foreign = config.generator == "llm" or not is_builtin(self.target)
         try:
             pool = Pool(config.rollout.workers, sandbox=config.rollout.sandbox or ("require" if foreign else "best_effort"))
-            layers, missing, words = pool.layers, pool.missing, pool.describe()
+            layers, missing = pool.layers, pool.missing
         except SandboxError as error:
             raise InputError(f"config field 'rollout.sandbox': {error}") from error
-        if missing or pool.sandbox == "off":
-            self.progress.print(escape(words))
+        self.progress.print(escape(pool.describe()))
         if self.processes.leads:  # not agreed upon: a pool is made when a process first needs one, maybe by a thread of its own
             record = {"mode": pool.sandbox, "layers": layers, "missing": missing}
             self.workdir.path("sandbox.json").write_text(json.dumps(record, indent=2) + "\n")

@@ -57,7 +57,8 @@ class Environment:
         wanted = {"code": self.codes[self.wanted]}
         passed = self.over and writes == [wanted]
         call = next((i for i, entry in enumerate(self.log) if entry[0] == "write_code"), None)
-        check = {"passed": passed, "expected": wanted, "actual": writes, "call": call}
+        expected = {"name": "write_code", "arguments": wanted, "kind": "write"}
+        check = {"passed": passed, "expected": expected, "actual": writes, "call": call}
         return {"reward": float(passed), "checks": {"action:0": check}}
 
 def oracle(seed, knobs):

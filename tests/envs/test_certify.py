@@ -5,11 +5,23 @@ import random
 
 import pytest
 
-from envs import Pool
-from envs.certify import certify
-from envs.probes import nothing, play, recite, sample_value, spam
+from envs import Pool, probes
+from envs import certify as certificates
+from envs import checks as look
+from envs.arguments import fill, odd_arguments, plausible_arguments, read, sample_value
+from envs.certify import certify, draw_seeds
+from envs.probes import inject_calls, nothing, play, recite, spam
+from tests.envs import hackable
 
-SEEDS = range(20)
+SEEDS = range(10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_time():
+    """Fewer calls than outside of tests, since each is a message to a worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probes, "SPAM_CALLS", 60)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -18,65 +30,86 @@ def pool():
         yield one
 
 
+@pytest.fixture(scope="module")
+def honest(pool):
+    """The certificate of the honest twin."""
+    package = hackable.make()
+    return certify(package, pool, target_tools=pool.function(package, "tools"), seeds=SEEDS)
+
+
 def failing(certificate):
     return {check.name for check in certificate.checks if check.passed is False}
 
 
-def test_an_honest_environment_is_certified(make_package, pool):
-    package = make_package()
-    certificate = certify(package, pool, target_tools=pool.function(package, "tools"), seeds=SEEDS)
-    assert certificate.passed and not certificate.reasons, certificate.to_text()
-    assert all(check.passed for check in certificate.checks) and len(certificate.checks) >= 15
-    assert certificate.digest == package.digest and certificate.seeds == (0, 19, 20)
-    assert certificate.rewards["oracle"] == {"mean": 1.0, "success": 1.0} and certificate.rewards["spam"]["mean"] == 0.0
-    assert json.loads(json.dumps(certificate.to_json()))["passed"] is True
-    assert certificate.to_text().endswith("certified") and "oracle" in certificate.to_text()
+def test_an_honest_environment_is_certified(honest):
+    assert honest.passed and not honest.reasons, honest.to_text()
+    assert all(check.passed for check in honest.checks) and len(honest.checks) >= 27
+    assert honest.digest == hackable.make().digest and honest.seeds == (0, 9, 10) and honest.fresh == 4
+    assert honest.rewards["oracle"] == {"mean": 1.0, "success": 1.0} and honest.rewards["spam"]["success"] == 0.0
+    assert json.loads(json.dumps(honest.to_json()))["passed"] is True
+    assert honest.to_text().endswith("certified") and "oracle" in honest.to_text() and "ms (p99)" in honest.to_text()
 
 
-SEED_OF_TASK = "rng = random.Random(seed)"
-VERDICT = "passed = self.over and writes == [wanted]"
-WRONG = {
-    "any write pays": ([(VERDICT, "passed = self.over and len(writes) > 0")], {}, {"random", "spam"}),
-    "the right write among many pays": ([(VERDICT, "passed = self.over and wanted in writes")], {}, {"spam"}),
-    "no wrong write pays": ([(VERDICT, "passed = all(write == wanted for write in writes)")], {}, {"nothing", "empty", "say_done", "echo"}),
-    "talking pays": ([(VERDICT, "passed = any(self.wanted in str(entry[1]) for entry in self.log)")], {}, {"echo"}),
-    "closing words pay": ([(VERDICT, "passed = [None, 'All done.'] in self.log or writes == [wanted]")], {}, {"say_done"}),
-    "one answer for all seeds": ([(SEED_OF_TASK, "rng = random.Random(0)")], {}, {"seeds_differ", "memorised"}),
-    "the oracle errs": ([('"code": codes[wanted]', '"code": min(codes.values())')], {}, {"oracle"}),
-    "the oracle forgets a knob": (
-        [("codes, wanted = task(seed, knobs)", "codes, wanted = task(seed, {'digits': 4})")],
-        {},
-        {"oracle_knobs"},
-    ),
-    "the step limit is too small": ([], {"max_turns": 2}, {"step_limit"}),
-    "the hint tells": ([('return "Look', 'return f"It is {task(seed, knobs)[0][task(seed, knobs)[1]]}. Look')], {}, {"hint"}),
-    "the prompt tells": ([('f"the {self.wanted}"', 'f"write_code {self.codes[self.wanted]}, the {self.wanted}"')], {}, {"prompt"}),
-    "the order of a set decides": ([("return {item: str(code)", "items = list(set(items))\n    return {item: str(code)")], {}, {"repeats"}),
-    "episodes share state": (
-        [("import random\n", "import random\nCOUNT = [0]\n"), ("self.over = True", "self.over = True; COUNT[0] += 1; return str(COUNT)")],
-        {},
-        {"repeats"},
-    ),
-    "the verdict changes": (
-        [("self.log, self.over = [], False", "self.log, self.over, self.asked = [], False, 0")]
-        + [(VERDICT, "self.asked += 1; passed = self.asked < 3 and self.over and writes == [wanted]")],
-        {},
-        {"verifier"},
-    ),
-    "a tool raises": ([('return "Error: bad call"', "raise KeyError(name)"), ('!= "write_code"', '!= "write"')], {}, {"faults", "oracle"}),
-    "the reward is too high": ([("float(passed)", "2.0 * passed")], {}, {"faults", "oracle"}),
-    "the reset fails": ([("self.codes, self.wanted = task(seed, knobs)", "raise ValueError('no')")], {}, {"faults", "oracle", "spam"}),
-    "the oracle raises": ([('return [{"name"', 'raise RuntimeError; return [{"name"')], {}, {"functions"}),
+@pytest.mark.parametrize("kind", hackable.KINDS)
+def test_a_hackable_environment_is_refused_for_its_fault(kind, honest, pool):
+    used = [range(2_000_000, 2_001_000)] if "training" in kind else []
+    certificate = certify(hackable.make(kind), pool, target_tools=pool.function(hackable.make(), "tools"), seeds=SEEDS, used=used)
+    assert hackable.KINDS[kind].refused <= failing(certificate), certificate.to_text()
+    assert all("\n" not in reason for reason in certificate.reasons)
+    assert not certificate.passed and len(certificate.reasons) == len(failing(certificate)) and "NOT certified" in certificate.to_text()
+
+
+HONEST_TOO = {
+    "an oracle that knows without reading": {
+        '        {"name": "list_items", "arguments": {}},\n        {"name": "get_item", "arguments": {"item_id": wanted}},\n': ""
+    },
+    "a table made when it is first needed": {
+        "def task(seed, knobs):": "TABLE = []\n\ndef task(seed, knobs):\n    if not TABLE:\n        TABLE.append(seed * 0)"
+    },
+    "a cache of functools": {
+        "import random\n": "import functools\nimport random\n",
+        "def task": "@functools.cache\ndef made(seed):\n    return seed\n\ndef task",
+    },
+    "stray writes that are meant to be free": {
+        "import random\n": "import random\nSTRAY_WRITES = 'Only the item that was asked for is looked at.'\n",
+        hackable.REWARD: "reward = float(action and state[self.wanted] == self.goal[self.wanted])",
+    },
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_environment_is_refused_for_its_fault(what, make_package, pool):
-    replacements, meta, expected = WRONG[what]
-    certificate = certify(make_package(*replacements, **meta), pool, seeds=SEEDS)
-    assert expected <= failing(certificate), certificate.to_text()
-    assert all("\n" not in reason for reason in certificate.reasons)
-    assert not certificate.passed and len(certificate.reasons) == len(failing(certificate)) and "NOT certified" in certificate.to_text()
+@pytest.mark.parametrize("what", HONEST_TOO)
+def test_what_looks_like_a_fault_and_is_none_is_certified(what, pool):
+    package = hackable.change(HONEST_TOO[what])
+    certificate = certify(package, pool, seeds=SEEDS)
+    assert certificate.passed, certificate.to_text()
+    if "STRAY_WRITES" in package.source:
+        (check,) = [check for check in certificate.checks if check.name == "stray_write"]
+        assert check.passed is None and "full reward on" in check.detail and "Only the item that was asked" in check.detail
+
+
+def test_what_is_stored_follows_from_the_package_and_the_salt(honest, pool):
+    again = certify(hackable.make(), pool, target_tools=pool.function(hackable.make(), "tools"), seeds=SEEDS)
+    stored, repeated = honest.to_json(), again.to_json()
+    assert stored | {"when": ""} == repeated | {"when": ""} and "timing" not in stored
+    assert set(honest.to_json(timing=True)["timing"]) == {"median_ms", "p99_ms", "slowest_ms"} and honest.timing != again.timing
+
+
+def test_fresh_seeds_are_known_to_nobody_who_does_not_know_the_salt():
+    one, other = hackable.make(), hackable.make("the hint tells")
+    drawn = draw_seeds(one, "a", range(400))
+    assert drawn == draw_seeds(one, "a", range(400)) and len(set(drawn)) == 100 and not set(drawn) & set(range(400))
+    assert not set(drawn) & set(draw_seeds(one, "b", range(400))) - set(range(5000))
+    assert not set(drawn) & set(draw_seeds(other, "a", range(400))) - set(range(5000))
+    used = [range(70, 90), range(10**9, 10**9 + 5)]
+    assert all(sum(seed in part for seed in draw_seeds(one, "a", range(9), used)) >= 1 for part in used)
+    assert sum(seed < certificates.USUAL_SEEDS for seed in drawn) > 60 and max(drawn) > 10**8 and min(drawn) >= 0
+
+
+def test_slow_steps_are_refused_with_their_figures(pool, monkeypatch):
+    monkeypatch.setattr(look, "MEDIAN_BAR_S", 1e-9)
+    package = hackable.make()
+    check, timing = look.steps_are_fast(pool, package, look.oracle_scripts(pool, package, [1, 2]), [])
+    assert check.passed is False and "median" in check.detail and 0 < timing["median_ms"] <= timing["p99_ms"] <= timing["slowest_ms"]
 
 
 def test_a_crashing_environment_is_refused_and_the_pool_lives_on(make_package):
@@ -87,19 +120,18 @@ def test_a_crashing_environment_is_refused_and_the_pool_lives_on(make_package):
         assert certify(make_package(), pool, seeds=range(6)).passed
 
 
-def test_tools_are_compared_with_the_targets(make_package, pool):
-    package = make_package()
-    tools = pool.function(package, "tools")
+def test_tools_are_compared_with_the_targets(pool):
+    tools = pool.function(hackable.make(), "tools")
     changed = json.loads(json.dumps(tools))
-    changed[1]["function"]["description"] = "other"
-    for target, words in ((changed, "schema differs: write_code"), (tools[:1], "not in the target: write_code"), (None, "not compared")):
-        check = next(c for c in certify(package, pool, target_tools=target, seeds=range(4)).checks if c.name == "tools")
+    changed[2]["function"]["description"] = "other"
+    for target, words in ((changed, "schema differs: set_prices"), (tools[:2], "not in the target: set_prices"), (None, "not compared")):
+        check = look.tools_equal_target(tools, target)
         assert words in check.detail and check.passed is (None if target is None else False)
 
 
 def test_the_comparison_runs_in_the_same_sandbox(make_package, monkeypatch):
     made = []
-    monkeypatch.setattr("envs.certify.Pool", lambda *args, **options: made.append(options) or Pool(*args, **options))
+    monkeypatch.setattr("envs.checks.Pool", lambda *args, **options: made.append(options) or Pool(*args, **options))
     with Pool(1, sandbox="off") as pool:
         certify(make_package(), pool, seeds=range(4))
     assert [options["sandbox"] for options in made] == ["off"]
@@ -115,25 +147,68 @@ def test_players_depend_on_seed_and_replies_alone(make_package, pool):
     assert len(play(pool, package, [5], recite({5: [{"name": "list_codes", "arguments": {}}] * 9}), turns=4)[0].steps) == 4
 
 
-def test_sampled_arguments_fit_their_schema():
-    schema = {
-        "type": "object",
-        "properties": {
-            "id": {"type": "string"},
-            "count": {"type": "integer", "minimum": 2, "maximum": 3},
-            "cabin": {"type": "string", "enum": ["a", "b"]},
-            "items": {
-                "type": "array",
-                "minItems": 1,
-                "items": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]},
-            },
-            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+def test_the_verifier_can_be_asked_in_between(pool):
+    package = hackable.make()
+    script = recite(look.oracle_scripts(pool, package, [3]))
+    assert play(pool, package, [3], script, peek=True) == play(pool, package, [3], script)
+
+
+SCHEMA = {
+    "type": "object",
+    "$defs": {
+        "Bag": {"type": "object", "properties": {"owner_id": {"type": "string"}, "count": {"type": "integer"}}, "required": ["owner_id"]}
+    },
+    "properties": {
+        "order_id": {"type": "string"},
+        "count": {"type": "integer", "minimum": 2, "maximum": 3},
+        "cabin": {"type": "string", "enum": ["a", "b"]},
+        "items": {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]},
         },
-        "required": ["id", "count", "cabin", "items"],
-    }
+        "bags": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Bag"}, {"type": "object", "additionalProperties": True}]}},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["order_id", "count", "cabin", "items", "bags"],
+}
+
+
+def test_sampled_arguments_fit_their_schema():
     rng = random.Random(0)
-    samples = [sample_value(schema, rng) for _ in range(50)]
+    samples = [sample_value(SCHEMA, rng) for _ in range(50)]
     for sample in samples:
-        assert isinstance(sample["id"], str) and sample["count"] in (2, 3) and sample["cabin"] in ("a", "b")
+        assert isinstance(sample["order_id"], str) and sample["count"] in (2, 3) and sample["cabin"] in ("a", "b")
         assert sample["items"] and all(isinstance(item["on"], bool) for item in sample["items"])
+        assert all(isinstance(bag.get("owner_id", ""), str) for bag in sample["bags"])
     assert {"note" in sample for sample in samples} == {True, False}
+    assert any("owner_id" in bag for sample in samples for bag in sample["bags"])
+
+
+def test_plausible_arguments_come_from_what_was_read():
+    seen = read('You are anna_1. {"order_id": "#W77", "items": [{"owner_id": "bob_2", "count": 3}]} and some words')
+    calls = plausible_arguments({"name": "book", "parameters": SCHEMA}, seen, random.Random(0), 200)
+    assert {call["cabin"] for call in calls} == {"a", "b"} and any(call["order_id"] == "#W77" for call in calls)
+    bags = [bag for call in calls for bag in call["bags"]]
+    assert any(bag.get("owner_id") == "bob_2" and bag.get("count") == 3 for bag in bags) and {} in bags
+    assert any(len(call["bags"]) > 1 for call in calls) and any("note" in call for call in calls)
+    assert read("x")._replace(worked={"order_id": ["a"]}).worked == {"order_id": ["a"]}
+    only = plausible_arguments({"parameters": SCHEMA}, seen._replace(worked={"order_id": ["Z9"]}), random.Random(0), 20)
+    assert {call["order_id"] for call in only} == {"Z9"}
+
+
+def test_injections_reach_every_argument_that_takes_a_text():
+    assert fill(SCHEMA, "!") == {
+        "order_id": "!",
+        "count": 1,
+        "cabin": "!",
+        "items": [{"on": True}],
+        "bags": [{"owner_id": "!", "count": 1}],
+        "note": "!",
+    }
+    endless = {"type": "object", "$defs": {"Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}}}
+    endless["properties"] = {"node": {"$ref": "#/$defs/Node"}}
+    assert "next" in json.dumps(fill(endless, "!")) and json.dumps(sample_value(endless, random.Random(0)))
+    assert len(list(odd_arguments({"parameters": SCHEMA}))) > 10
+    player = inject_calls([{"function": {"name": "book", "parameters": SCHEMA}}])(0, None)
+    assert "<|im_start|>" in next(player)["arguments"]["bags"][0]["owner_id"]

@@ -15,8 +15,8 @@ ONE = "tool_calling_precision"
 CONFIG = override(Config(), [("synthesis.certify_seeds", "20")])
 
 
-def run(argument) -> None:
-    certify.main(Arguments(command="certify", config=CONFIG, argument=str(argument)))
+def run(argument, **flags) -> None:
+    certify.main(Arguments(command="certify", config=CONFIG, argument=str(argument), **flags))
 
 
 @pytest.mark.parametrize("name", LIBRARY)
@@ -56,7 +56,16 @@ def test_a_folder_that_is_no_package_is_refused(tmp_path):
 
 
 def test_a_check_that_fails_is_no_success(monkeypatch, capsys):
-    monkeypatch.setattr("envs.certify._seeds_differ", lambda *_: CheckResult("seeds_differ", False, "all alike"))
-    with pytest.raises(InputError, match=f"{ONE}: not certified"):
+    monkeypatch.setattr("envs.checks.seeds_differ", lambda *_: CheckResult("seeds_differ", False, "all alike"))
+    with pytest.raises(InputError, match=f"{ONE}: not certified: seeds_differ: all alike"):
         run(ONE)
     assert "FAIL seeds_differ" in capsys.readouterr().out
+
+
+def test_the_certificate_is_written_as_json(tmp_path, capsys):
+    run(ONE, output=str(tmp_path / "certificate.json"))
+    written = json.loads((tmp_path / "certificate.json").read_text())
+    assert written["passed"] and not written["reasons"] and written["fresh"] == 8 and written["timing"]["median_ms"] > 0
+    assert "and 8 others" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"--output=.*: .*; give a file that can be written"):
+        run(ONE, output=str(tmp_path))

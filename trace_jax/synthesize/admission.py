@@ -17,7 +17,7 @@ from envs import EnvironmentFault, Package, write_package
 from envs.certify import brief, certify
 from envs.probes import Action, play, recite
 from rl.trajectory import Trajectory
-from trace_jax.runtime import BASE, CALIBRATION, Runtime
+from trace_jax.runtime import BASE, CALIBRATION, USED, Runtime
 from trace_jax.synthesize.calibrate import OK, TOO_HARD, calibrate, look_seeds, settled
 from trace_jax.synthesize.difficulty import Knobs, bisect, distance, ends, harder_end
 from trace_jax.synthesize.handin import tool_faults
@@ -74,6 +74,8 @@ def _careless(runtime: Runtime, package: Package) -> list[str]:
     for action in careless:
         found = [one.fault for one in play(runtime.pool, package, seeds, recite(dict.fromkeys(seeds, [action]))) if one.fault]
         faults += [f"{json.dumps(action)} ends in a fault: {brief(fault)}" for fault in found[:1]]
+        if len(faults) == _FAULTS or any(fault.kind == "deadline" for fault in found):  # which is waited for, three times a fault
+            break
     return faults
 
 
@@ -126,7 +128,8 @@ def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
     seeds = range(CALIBRATION, CALIBRATION + runtime.config.synthesis.certify_seeds)
 
     def make() -> dict[str, Any]:
-        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds)
+        salt = str(runtime.config.seed)  # the same when a run is resumed
+        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, salt=salt, used=USED)
         return certificate.to_json() | {"reasons": certificate.reasons}
 
     return runtime.processes.agree(make)
