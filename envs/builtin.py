@@ -3,8 +3,8 @@
     envs/library/<target>/<capability>/     package.json and tasks.py
 
 A worker gets one self-contained `environment.py`, and so does the workdir. Here packages of a target share their text: the package is its
-`tasks.py`, in which every line `# include: PATH` stands for a file, named from the folder of the file that includes it, and every line
-`# tools: NAMES` for those tools out of the target's `tools.json`.
+`tasks.py`, in which every line `# include: PATH` stands for a file, named from the folder of the file that includes it, and
+`# tools: NAMES`, which may go on in the next comment line, for those tools out of the target's `tools.json`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load_builtin(name: str, target: str = "desk") -> Package:
             raise KeyError(f"no built-in environment {target}/{capability}; there are: {', '.join(builtin_names())}")
         folder = _LIBRARY / target / capability
     source = _assemble(folder / "tasks.py")
-    source = re.sub(r"^# tools: (.+)\n", lambda found: _tools(target, found[1].split()), source, flags=re.M)
+    source = re.sub(r"^# tools:(( .+\n#?)+)", lambda found: _tools(target, found[1].replace("#", " ").split()), source, flags=re.M)
     return parse_package((folder / "package.json").read_text(encoding="utf-8"), source, str(folder))
 
 

@@ -73,6 +73,24 @@ def run_tool(db, name, arguments):
         return str(error), True
 
 
+def matches(wanted, given):
+    """Equal arguments; the text of a message may end in another way."""
+    return {**wanted, "content": plain(wanted)} == {**given, "content": plain(given)}
+
+
+def plain(arguments):
+    return str(arguments.get("content", "")).strip(" .!\"'").lower()
+
+
+def finds(wanted, given):
+    """Whether a read looks for what is wanted: a search may give a part of it."""
+    for key, value in wanted.items():
+        part = given.get(key)
+        if part != value and not (isinstance(part, str) and len(part) > 2 and part.lower() in value.lower()):
+            return False
+    return True
+
+
 def says(text, told):
     """Whether one sentence holds the words."""
     for sentence in re.split(r"[.;!?]\s|\n", text.lower()):
@@ -132,7 +150,7 @@ class Environment:
                     break  # too late to look
                 if entry.get("name") == action["name"] and position not in matched:
                     nearest = position
-                    if entry["arguments"] == action["arguments"] and not entry["refused"]:
+                    if not entry["refused"] and (matches if write else finds)(action["arguments"], entry["arguments"]):
                         found = position
                         matched.add(position)
                         break
@@ -180,7 +198,7 @@ def draw_digits(rng, count):
     return "".join(map(str, digits))
 
 
-def act(name, **arguments):
+def act(name, /, **arguments):
     return {"name": name, "arguments": arguments}
 
 

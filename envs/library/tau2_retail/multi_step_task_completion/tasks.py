@@ -24,9 +24,7 @@ def make_task(seed, knobs):
             actions.append(act("return_delivered_order_items", order_id=order_id, item_ids=[item["item_id"]], payment_method_id=method))
         elif rng.random() < 0.5:
             reason = rng.choice(CANCEL_REASONS)
-            wishes.append(
-                f"Please cancel order {order_id}, it is {reason}." if "needed" in reason else f"I {reason}: cancel order {order_id}."
-            )
+            wishes.append(f"Please cancel order {order_id}, it {'is' if 'needed' in reason else 'was'} {reason}.")
             actions.append(act("cancel_pending_order", order_id=order_id, reason=reason))
         else:
             address = draw_address(rng)

@@ -29,7 +29,9 @@ def make_task(seed, knobs):
         actions.append(act("get_order_details", order_id=order_id))
         if obstacle == "reason not accepted" or rng.random() < 0.5:
             reason = rng.choice(OTHER_REASONS if obstacle == "reason not accepted" else CANCEL_REASONS)
-            words = "it is no longer needed" if reason == "no longer needed" else f"I {reason}"
+            words = {"no longer needed": "it is no longer needed", "ordered by mistake": "it was ordered by mistake"}.get(
+                reason, f"I {reason}"
+            )
             wishes.append(f"I want to cancel order {order_id} because {words}.")
             write = act("cancel_pending_order", order_id=order_id, reason=reason)
         else:
