@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import random
 import re
 
 import pytest
@@ -117,7 +118,7 @@ def test_results_are_those_of_tau2_s_own_tools(target):
 @pytest.mark.parametrize("name", ["toolsandbox/state_dependency", "toolsandbox/insufficient_information"])
 def test_results_are_in_the_form_of_toolsandbox(name):
     world = names(load_builtin(name))
-    db = world["draw_world"](__import__("random").Random(0), 3)
+    db = world["draw_world"](random.Random(0), 3)
     tools = {tool["function"]["name"] for tool in world["TOOLS"]}
     if "search_contacts" in tools:
         found = world["run_tool"](db, "search_contacts", {"is_self": True})[0]
@@ -171,13 +172,13 @@ def test_a_change_that_nobody_asked_for_costs_the_reward(package):
         *script, last = world["oracle"](seed, knobs)
         for action in script:
             episode.respond(action["text"]) if "text" in action else episode.call(action["name"], action["arguments"])
+        stray = False
         for name, arguments in strays(episode.task, episode.db):
             episode.call(name, arguments)
-            if not episode.log[-1]["refused"]:
-                tried += 1
-                break
+            stray = stray or not episode.log[-1]["refused"]
         episode.respond(last["text"])
-        assert episode.score()["reward"] == (0.0 if any(episode._changes(len(episode.log) - 2) for _ in [0]) else 1.0)
+        assert episode.score()["reward"] == (0.0 if stray else 1.0)
+        tried += stray
     assert tried >= 15
 
 
@@ -219,7 +220,7 @@ def test_the_policy_is_what_the_record_says(name):
     package = load_builtin(name)
     world, knobs = names(package), package.resolve_knobs({"steps": 3, "allowed": 0.5})
     seen = set()
-    for seed in range(150):
+    for seed in range(80):
         task = world["make_task"](seed, knobs)
         user_id = next(iter(task["db"]["users"]))
         allowed = [action for action in task["actions"] if action["name"] in world["WRITES"]]
@@ -256,7 +257,7 @@ def retail_obstacle(task, user_id, write):
 def test_a_description_fits_one_reservation():
     package = load_builtin("tau2_airline/structured_data_reasoning")
     world, knobs = names(package), package.resolve_knobs({"steps": 2, "near": 1.0})
-    for seed in range(150):
+    for seed in range(80):
         task = world["make_task"](seed, knobs)
         db = task["db"]
         own = [db["reservations"][identifier] for identifier in next(iter(db["users"].values()))["reservations"]]
@@ -280,11 +281,12 @@ def test_a_description_fits_one_reservation():
 def test_a_description_fits_one_variant():
     package = load_builtin("tau2_retail/structured_data_reasoning")
     world, knobs = names(package), package.resolve_knobs({"steps": 2, "near": 1.0, "records": 8})
-    for seed in range(150):
+    for seed in range(80):
         task = world["make_task"](seed, knobs)
         write = task["actions"][-1]["arguments"]
         items = {item["name"]: item for item in task["db"]["orders"][write["order_id"]]["items"]}
-        wishes = re.findall(r"the ([A-Z][A-Za-z ]+) for the (one|cheapest available one) with (\w+) (.+?)(?= and |\.)", task["request"])
+        kinds = "|".join(world["GOODS"])
+        wishes = re.findall(rf"the ({kinds}) for the (one|cheapest available one) with (\w+) (.+?)(?= and |\.)", task["request"])
         assert len(wishes) == 2
         for (name, kind, key, value), old, new in zip(wishes, write["item_ids"], write["new_item_ids"], strict=True):
             variants = task["db"]["products"][items[name]["product_id"]]["variants"]
