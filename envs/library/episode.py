@@ -23,6 +23,9 @@ import json
 import random
 import re
 
+FIRST = ["Anneke", "Bram", "Cosima", "Dario", "Elif", "Fenna", "Goran", "Hedda", "Imre", "Jonna", "Kasimir", "Lotte", "Milan", "Nadja"]
+LAST = ["Abelev", "Brandt", "Cervin", "Dupont", "Eriksen", "Fabri", "Galanis", "Hofer", "Iversen", "Jansky", "Kowal", "Lindqvist", "Moreau"]
+
 YES = "Yes, please go ahead."
 ASKS_FIRST = ("go ahead", "shall i", "should i", "proceed with", "yes/no", "(yes")  # surely a question for a yes
 ASKS_LAST = ("confirm", "correct", "proceed", "would you like", "do you want", "is that right")  # if it is about nothing else
