@@ -192,8 +192,7 @@ def add_reservation(rng, db, user, route, date):
     identifier = "".join(rng.choices(ALPHABET, k=6))
     me = {**user["name"], "dob": user["dob"]}
     party = rng.randrange(1, 4)
-    segment = {"flight_number": number, "origin": route[0], "destination": route[1], "date": date}
-    segment["price"] = db["flights"][number]["dates"][date]["prices"]["economy"]
+    segment = {"flight_number": number, "origin": route[0], "destination": route[1], "date": date, "price": 0}
     bags = rng.randrange(0, 3)
     payment_id = next(method["id"] for method in user["payment_methods"].values() if method["source"] == "credit_card")
     db["reservations"][identifier] = {
@@ -224,8 +223,11 @@ def show_passenger(passenger):
 
 
 def settle(db):
-    """Makes the one payment of every reservation what its flights, bags and insurance cost."""
+    """Makes the one payment of every reservation what its flights in their cabin, its bags and its insurance cost."""
     for reservation in db["reservations"].values():
+        for segment in reservation["flights"]:
+            day = db["flights"][segment["flight_number"]]["dates"][segment["date"]]
+            segment["price"] = day["prices"][reservation["cabin"]]
         fare = sum(segment["price"] for segment in reservation["flights"]) + 30 * (reservation["insurance"] == "yes")
         reservation["payment_history"][0]["amount"] = fare * len(reservation["passengers"]) + 50 * reservation["nonfree_baggages"]
 
