@@ -10,6 +10,8 @@ HINT = "Search for what you need. If it is neither there nor said, tell the user
 
 MISSING = ["number", "phone", "find", "not found", "no contact", "no entry", "exist", "missing"]  # words for what is not there
 
+PLACES = ["airport", "fair", "gym", "library", "market", "station", "theatre"]
+
 
 def make_task(seed, knobs):
     """Requests that need the phone number of somebody, which is among the contacts or in the request, or nowhere."""
@@ -33,7 +35,8 @@ def make_task(seed, knobs):
             write = act("send_message_with_phone_number", phone_number=contact["phone_number"], content=content)
         elif kind == "add":
             name = stranger
-            wishes.append(f"Save {name} among my contacts" + (f", {number}." if there else "."))
+            where = f"whom I met at the {rng.choice(PLACES)} on May {rng.randrange(1, 29)}"
+            wishes.append(f"Save {name} among my contacts, {where}" + (f". It is {number}." if there else "."))
             write = act("add_contact", name=name, phone_number=number)
         else:
             name = contact["name"] if there else stranger
