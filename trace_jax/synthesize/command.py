@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envs.builtin import LIBRARY, load_builtin
+from envs.builtin import library, load_builtin
 from trace_jax.cli import Arguments
 from trace_jax.diagnose.select import finished
 from trace_jax.errors import InputError, Unfinished
@@ -37,9 +37,11 @@ def from_library(runtime: Runtime, capability: str) -> dict[str, Any]:
     if workdir.exists(f"{folder}/calibration.json"):
         runtime.progress.advance(config.calibration_seeds * config.calibration_rollouts, earlier=True)
         return runtime.calibration(capability)
-    if capability not in LIBRARY:
-        return {"usable": False, "reasons": [f"the library has no environment for it, only for {', '.join(LIBRARY)}"]}
-    admission = admit(runtime, load_builtin(capability), f"calibration-{capability}")
+    target = runtime.target.target
+    if capability not in library(target):
+        there = ", ".join(library(target)) or "none at all"
+        return {"usable": False, "reasons": [f"the library has no environment for it in target {target}, only for {there}"]}
+    admission = admit(runtime, load_builtin(capability, target), f"calibration-{capability}")
     store(runtime, capability, admission)
     return admission.calibration or {"usable": False, "reasons": admission.reasons}
 
