@@ -6,7 +6,7 @@ The package is run, so one that does not come with trace-jax runs in workers tha
 from __future__ import annotations
 
 from envs import PackageError, Pool, SandboxError, load_package
-from envs.builtin import LIBRARY, is_builtin, load_builtin
+from envs.builtin import builtin_names, is_builtin, load_builtin, target_tools
 from envs.certify import certify
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
@@ -14,18 +14,18 @@ from trace_jax.runtime import CALIBRATION
 
 
 def main(arguments: Arguments) -> None:
-    """Prints the certificate of a package, given by its folder, or by its capability if it is built in.
+    """Prints the certificate of a package, given by its folder, or if it is built in by name: <target>/<capability>.
 
     Raises:
       InputError: no package, no lock-down for one of somebody else's, or a check that failed.
     """
     name = arguments.argument
     try:
-        package = load_builtin(name) if name in LIBRARY else load_package(name)
+        package = load_builtin(name) if name in builtin_names() else load_package(name)
         sandbox = arguments.config.rollout.sandbox or ("best_effort" if is_builtin(package) else "require")
         with Pool(workers=1, sandbox=sandbox) as pool:
             print(pool.describe())
-            tools = pool.function(load_builtin("desk"), "tools")
+            tools = pool.function(load_builtin("desk"), "tools") if package.target == "desk" else target_tools(package.target)
             count = arguments.config.synthesis.certify_seeds
             certificate = certify(package, pool, target_tools=tools, seeds=range(CALIBRATION, CALIBRATION + count))
     except PackageError as error:

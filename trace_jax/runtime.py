@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from envs import Pool, SandboxError
-from envs.builtin import LIBRARY, is_builtin, load_builtin
+from envs.builtin import builtin_names, is_builtin, load_builtin
 from envs.package import Package, PackageError, load_package
 from model import CausalLM, CheckpointError, ConfigError, load_pretrained
 from rl.chat import Chat
@@ -377,7 +377,7 @@ def find_package(name: str, field: str) -> Package:
       InputError: neither; the config field is named.
     """
     try:
-        if name == "desk" or name in LIBRARY:
+        if name in builtin_names():
             return load_builtin(name)
         return load_package(name)
     except PackageError as error:

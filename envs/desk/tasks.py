@@ -1,3 +1,6 @@
+# include: world.py
+
+
 NOUNS = ["vase", "lamp", "chair", "table", "clock", "sofa", "rug", "shelf", "desk", "stool", "bench", "mirror"]
 
 # Which skills a task asks for together. A single request cannot be a return and a new address at once.

@@ -3,9 +3,10 @@
 import pytest
 
 from envs import Pool
-from envs.builtin import LIBRARY, load_builtin
+from envs.builtin import library, load_builtin
 from envs.probes import at_random, play, recite, say, spam
 
+LIBRARY = library("desk")
 SEEDS = range(300)
 STRESSOR = {
     "structured_data_reasoning": "lookup",

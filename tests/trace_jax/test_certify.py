@@ -3,7 +3,7 @@ import json
 import pytest
 
 from envs import Pool
-from envs.builtin import LIBRARY, load_builtin
+from envs.builtin import library, load_builtin
 from envs.certify import CheckResult
 from envs.package import write_package
 from trace_jax import certify
@@ -11,6 +11,7 @@ from trace_jax.cli import Arguments
 from trace_jax.config import Config, override
 from trace_jax.errors import InputError
 
+LIBRARY = library("desk")
 ONE = "tool_calling_precision"
 CONFIG = override(Config(), [("synthesis.certify_seeds", "20")])
 

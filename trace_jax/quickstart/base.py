@@ -25,7 +25,7 @@ import optax
 from absl import app, flags, logging
 from flax import nnx
 
-from envs.builtin import LIBRARY, load_builtin
+from envs.builtin import library, load_builtin
 from envs.sandbox import Pool
 from model import CausalLM, Config, Rope, save_pretrained, token_logprobs
 from model.parameters import parameter_specs
@@ -57,8 +57,8 @@ class Stage:
 
 
 STAGES = (
-    Stage("skills", 1000, 4e-3, 0.4, 0.02, 0.25, FAULTS.scaled(0.05), {name: (0.8, 1.0) for name in LIBRARY}),
-    Stage("faults", 250, 2.5e-3, 0.1, 0.02, 0.25, FAULTS, {"desk": (0.25, 0.40), **{name: (0.22, 0.55) for name in LIBRARY}}),
+    Stage("skills", 1000, 4e-3, 0.4, 0.02, 0.25, FAULTS.scaled(0.05), {name: (0.8, 1.0) for name in library("desk")}),
+    Stage("faults", 250, 2.5e-3, 0.1, 0.02, 0.25, FAULTS, {"desk": (0.25, 0.40), **{name: (0.22, 0.55) for name in library("desk")}}),
 )
 
 
@@ -88,7 +88,7 @@ class Corpus:
 
     def __init__(self, chat: Chat, stage: Stage, seed: int):
         self.chat, self.stage, self.rng = chat, stage, random.Random(f"{stage.name} {seed}")
-        self.worlds = [execute(name) for name in LIBRARY]
+        self.worlds = [execute(name) for name in library("desk")]
 
     def sequences(self) -> Iterator[tuple[list[int], list[float]]]:
         """Token ids and the loss weight of each."""
@@ -208,7 +208,7 @@ def train(config: Config, chat: Chat, seed: int) -> tuple[CausalLM, list[dict]]:
                 if (number + 1) % 50 == 0:
                     logging.info("%s %d/%d loss %.4f", stage.name, number + 1, stage.steps, np.mean(losses[-50:]))
             model = nnx.merge(graphdef, state)
-            rates = success_rates(model, chat, ("desk", *LIBRARY), 200)
+            rates = success_rates(model, chat, ("desk", *library("desk")), 200)
             log.append({"stage": stage.name, "attempt": attempt, "loss": float(np.mean(losses[-50:])), "success": rates})
             log[-1]["seconds"] = round(time.monotonic() - began, 1)
             logging.info("%s", json.dumps(log[-1]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.builtin import LIBRARY, load_builtin
+from envs.builtin import library, load_builtin
 
 
 def execute(name: str) -> dict[str, Any]:
@@ -18,4 +18,4 @@ def execute(name: str) -> dict[str, Any]:
 
 
 WORLD = execute("desk")
-NOUNS = sorted({*WORLD["NOUNS"], *(noun for capability in LIBRARY for noun in execute(capability)["NOUNS"])})
+NOUNS = sorted({*WORLD["NOUNS"], *(noun for capability in library("desk") for noun in execute(capability)["NOUNS"])})

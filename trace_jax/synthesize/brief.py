@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from envs.builtin import LIBRARY, load_builtin
+from envs.builtin import library, load_builtin
 from envs.package import ALLOWED_MODULES
 from rl.trajectory import Trajectory
 from trace_jax.agents.templates import Templates
@@ -55,7 +55,7 @@ def write_briefs(runtime: Runtime, templates: Templates, capabilities: Sequence[
             examples=_examples(
                 capability, [found[case] for case in cases[capability] if case in found], reasons, int(budget * _CONVERSATION)
             ),
-            library=library_example(capability, int(budget * _LIBRARY)),
+            library=library_example(capability, target.target, int(budget * _LIBRARY)),
             modules=sorted(ALLOWED_MODULES - {"__future__"}),
             turns=config.rollout.max_turns,
             max_turns=target.max_turns,
@@ -74,9 +74,14 @@ _BOUNDS = (
 )  # fmt: skip
 
 
-def library_example(capability: str, tokens: int) -> dict[str, str]:
-    """A package of the library for another capability: capability, target, and the texts of package.json and environment.py."""
-    package = load_builtin(next(name for name in LIBRARY if name != capability))
+def library_example(capability: str, target: str, tokens: int) -> dict[str, str]:
+    """A package of the library for another capability, of the same target if it has any.
+
+    Returns:
+      `capability`, `target`, and the texts `package` of package.json and `environment` of environment.py.
+    """
+    target = target if library(target) else "desk"
+    package = load_builtin(next(name for name in library(target) if name != capability), target)
     meta = json.dumps(package.meta, indent=2, ensure_ascii=False)
     source = shorten_source(package.source, tokens - estimate_tokens(meta))
     return {"capability": package.capability, "target": package.target, "package": meta, "environment": source}

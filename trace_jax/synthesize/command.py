@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envs import write_package
-from envs.builtin import LIBRARY, load_builtin
+from envs.builtin import library, load_builtin
 from envs.package import load_package
 from trace_jax.cli import Arguments
 from trace_jax.diagnose.select import finished
@@ -40,9 +40,11 @@ def from_library(runtime: Runtime, capability: str) -> dict[str, Any]:
     if workdir.exists(f"{folder}/calibration.json"):
         runtime.progress.advance(config.calibration_seeds * config.calibration_rollouts, earlier=True)
         return runtime.calibration(capability)
-    if capability not in LIBRARY:
-        return {"usable": False, "reasons": [f"the library has no environment for it, only for {', '.join(LIBRARY)}"]}
-    builtin = load_builtin(capability)
+    target = runtime.target.target
+    if capability not in library(target):
+        there = ", ".join(library(target)) or "none at all"
+        return {"usable": False, "reasons": [f"the library has no environment for it in target {target}, only for {there}"]}
+    builtin = load_builtin(capability, target)
     package = load_package(workdir.produce(folder, lambda path: write_package(path, builtin.meta, builtin.source)))
     certificate = certified(runtime, package)
     workdir.write_json(f"{folder}/certificate.json", certificate)

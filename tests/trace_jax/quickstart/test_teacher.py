@@ -2,10 +2,11 @@ import random
 
 import pytest
 
-from envs.builtin import LIBRARY, load_builtin
+from envs.builtin import library, load_builtin
 from trace_jax.quickstart.teacher import Faults, play
 from trace_jax.quickstart.world import execute
 
+LIBRARY = library("desk")
 KNOBS = load_builtin("desk").resolve_knobs()
 # which fault each environment of the library can show
 SHOWS = {

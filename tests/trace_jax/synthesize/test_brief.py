@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from envs.builtin import LIBRARY, load_builtin
+from envs.builtin import library, load_builtin
 from tests.trace_jax import example_run
 from trace_jax.agents.templates import Templates
 from trace_jax.diagnose.compaction import estimate_tokens
 from trace_jax.synthesize.brief import library_example, shorten, shorten_source, write_briefs
 
+LIBRARY = library("desk")
 ONE, TWO = "structured_data_reasoning", "multi_step_task_completion"
 
 
@@ -54,7 +55,7 @@ def test_without_rollouts_of_the_cases_the_definition_has_to_do(runtime):
 
 @pytest.mark.parametrize("capability", [*LIBRARY, "patience"])
 def test_the_example_is_of_another_capability(capability):
-    found = library_example(capability, 8000)
+    found = library_example(capability, "desk", 8000)
     assert found["capability"] in LIBRARY and found["capability"] != capability
     assert found["environment"] == load_builtin(found["capability"]).source.strip()
 
