@@ -1,7 +1,8 @@
 """An environment package on disk: `package.json` says what it is, `environment.py` is the code that a worker runs.
 
 The host reads the code as text and looks at its syntax tree, it never executes it. The gate of this file (size, imports, names) keeps
-careless packages out; it is no security boundary. What runs the code is `envs.sandbox`.
+careless packages out; it is no security boundary. What runs the code is `envs.sandbox`; an environment whose verdict depends on running
+code that the agent wrote has `programs()` too, see `envs.sandbox.programs`.
 """
 
 from __future__ import annotations

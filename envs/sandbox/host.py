@@ -19,7 +19,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import platform
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -27,14 +26,16 @@ from typing import Any, NamedTuple
 
 from envs.base import EnvironmentFault, Reply, SandboxError, Score, Start
 from envs.package import Package
-from envs.sandbox.lockdown import REQUIRED
+from envs.sandbox.launch import Launcher, Options
 from envs.sandbox.process import Death, Process, exchange, greet
-from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, parse_function, parse_message, parse_value
+from envs.sandbox.programs import Program, Runner, parse_programs
+from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, check_json, parse_function, parse_message, parse_value, refuse
 
 EPISODE_OPS = ("reset", "call", "respond", "score")
 FUNCTIONS = ("tools", "oracle", "hint")
 MODES = ("require", "best_effort", "off")
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 KEPT = 8  # processes of one worker that wait for more requests of their packages
 
 Request = tuple["Episode", str, tuple]
@@ -118,7 +119,7 @@ class _Message(NamedTuple):
         """
         content = {"packages": self.packages, "free": self.freed, "requests": [item.wire for item in self.plan]}
         try:
-            return json.dumps(content, separators=(",", ":")).encode()
+            return _ENCODER.encode(content).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the arguments of a request are not JSON: {error}") from None
 
@@ -164,7 +165,9 @@ class Pool:
             raise ValueError(f"sandbox = {sandbox!r} must be one of {', '.join(MODES)}")
         self.deadline_s, self.recycle, self.quarantine = deadline_s, recycle, quarantine
         self.hash_seed, self.sandbox = hash_seed, sandbox
-        self._process_options = (hash_seed, memory_bytes, sandbox != "off", _without)
+        self._launcher = Launcher(hash_seed)
+        self._options = Options(memory_bytes, sandbox != "off", sandbox == "require", _without)
+        self._programs = Runner(self._launcher, self._options)
         self.workers = workers
         self._locks = [threading.Lock() for _ in range(workers)]
         self._opening = threading.Lock()
@@ -192,9 +195,11 @@ class Pool:
     def close(self) -> None:
         """Ends the workers. Episodes of the pool cannot be used any more."""
         self._closed = True  # no lock: a batch that another thread waits for ends with its worker
+        self._programs.close()
         for processes in self._processes:
             for process in list(processes.values()):
                 process.kill()
+        self._launcher.close()
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -286,7 +291,18 @@ class Pool:
         return answers
 
     def _perform(self, items: list[_Item]) -> list[Any]:
+        """The answers. Where a score asks for programs they are run, and it is asked for again before its episode goes on."""
         answers: list[Any] = [None] * len(items)
+        for stage in _stages(items):
+            self._ask(stage, answers)
+            asking = [item for item in stage if isinstance(answers[item.position], tuple) and item.op == "score"]
+            if asking:
+                results = iter(self._programs.run([program for item in asking for program in answers[item.position]]))
+                self._ask([item._replace(arguments=([next(results) for _ in answers[item.position]],)) for item in asking], answers)
+        return answers
+
+    def _ask(self, items: list[_Item], answers: list[Any]) -> None:
+        """One message per worker, and more where a worker did not survive it."""
         by_place: dict[_Place, list[_Item]] = collections.defaultdict(list)
         for item in items:
             slot = item.episode.worker if item.episode else item.position % self.workers
@@ -307,7 +323,6 @@ class Pool:
             for slot in slots:
                 for digest in list(self._processes[slot])[:-KEPT]:  # whose episodes are played again when they go on
                     self._processes[slot].pop(digest).kill()
-        return answers
 
     def _alone(self, place: _Place, item: _Item, answers: list[Any]) -> None:
         """One request in messages of its own, twice at most."""
@@ -388,6 +403,9 @@ class Pool:
                 if item.op == "function":
                     answers[item.position] = parse_function(item.arguments[1], parse_value(item.op, value, 0))
                     continue
+                if item.op == "score" and isinstance(value, dict) and "programs" in value:
+                    answers[item.position] = _parse_programs(item, value)
+                    continue
                 answer = self._record(item, parse_value(item.op, value, max(0, len(episode._log) - 1)), value)
             except EnvironmentFault as error:
                 self._blame(item, EnvironmentFault(error.kind, f"{_where(item)}: {error}"), answers)
@@ -439,11 +457,6 @@ class Pool:
                 break
         else:
             raise SandboxError(f"a worker does not start: {deaths[0]}")
-        if self.sandbox == "require":
-            for process in processes:
-                for layer in REQUIRED:
-                    if (why := process.layers.get(layer, "not reported")) is not None:
-                        raise SandboxError(_not_locked(layer, why))
         return processes
 
     def _ready(self, slot: int, digest: str) -> Process:
@@ -456,7 +469,7 @@ class Pool:
             process.kill()
             self.restarts += 1
             process = None
-        processes[digest] = process = process or Process(*self._process_options)
+        processes[digest] = process = process or Process(self._launcher, self._options)
         if self._closed:  # meanwhile, by another thread
             process.kill()
         return process
@@ -468,12 +481,30 @@ class Pool:
             process.freed.append(key)
 
 
-def _not_locked(layer: str, why: str) -> str:
-    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
-    return (
-        f"sandbox 'require': the layer {layer} is missing on {system} ({why}); use Linux on x86_64 or aarch64, in a container one whose "
-        "seccomp profile allows prctl and seccomp, or choose best_effort for code that you trust"
-    )
+def _stages(items: list[_Item]) -> list[list[_Item]]:
+    """The requests in order, with a break wherever an episode goes on after it was scored."""
+    stages: list[list[_Item]] = []
+    stage_of: dict[int, int] = {}
+    scored: set[int] = set()
+    for item in items:
+        key = item.episode.key if item.episode else 0
+        if item.op == "score":
+            scored.add(key)
+        elif key in scored:
+            scored.remove(key)
+            stage_of[key] += 1
+        stage = stage_of.setdefault(key, 0)
+        if stage == len(stages):
+            stages.append([])
+        stages[stage].append(item)
+    return stages
+
+
+def _parse_programs(item: _Item, value: dict[str, Any]) -> tuple[Program, ...]:
+    if item.arguments or set(value) != {"programs"}:
+        refuse("score", 'must return {"reward", "checks"}', value)
+    check_json("programs", value)
+    return parse_programs(value["programs"])
 
 
 def _where(item: _Item) -> str:

@@ -52,15 +52,22 @@ _TRIED = "socket 41 198 openat 257 56"  # what must fail
 _CLONE3 = 435
 
 
-def restrain(memory_bytes, cpu_seconds, host):
-    """What every worker has, locked down or not: limits that stop accidents, and an end together with its host.
+def restrain(memory_bytes, cpu_seconds, parent):
+    """What every worker has, locked down or not: limits that stop accidents, and an end together with the process that started it."""
+    _limit(AS=memory_bytes, CPU=cpu_seconds + 1, CORE=0, NOFILE=64)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (min(cpu_seconds, hard), hard))  # SIGXCPU, which says what it was; a second later SIGKILL
+    die_with(parent)
 
-    Linux ends the process when the thread that started it ends; elsewhere the end of the request pipe does, between messages.
+
+def die_with(parent):
+    """Ends this process with the one that started it.
+
+    On Linux as soon as the thread that did has ended; elsewhere at the end of the request pipe, between messages.
     """
-    _limit(AS=memory_bytes, CPU=cpu_seconds, CORE=0, NOFILE=64)
     if sys.platform == "linux":
-        _die_with_host()
-    if os.getppid() != host:
+        _die_with_parent()
+    if os.getppid() != parent:
         sys.exit("the host has gone")
 
 
@@ -125,14 +132,14 @@ def _change_user():
     os.setresuid(SPARE_UID, SPARE_UID, SPARE_UID)
 
 
-def _die_with_host():
+def _die_with_parent():
     _prctl(_SET_PDEATHSIG, 9)
 
 
 def _renounce():
     import ctypes
 
-    _die_with_host()  # again: a change of user forgot it
+    _die_with_parent()  # again: a change of user forgot it
     _prctl(_SET_NO_NEW_PRIVS, 1)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc().capset(header, (ctypes.c_uint32 * 6)()))  # all that a user namespace gave

@@ -9,33 +9,33 @@ from __future__ import annotations
 import collections
 import json
 import os
-import pathlib
-import selectors
+import platform
+import select
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Callable, Sequence
 
-from envs.package import ALLOWED_MODULES
-from envs.sandbox.lockdown import LAYERS
-from envs.sandbox.replies import MAX_REPLY_BYTES
+from envs.base import SandboxError
+from envs.sandbox.launch import START_SECONDS, Launcher, Options
+from envs.sandbox.lockdown import LAYERS, REQUIRED
 from envs.sandbox.worker import HEADER
 
-WORKER = pathlib.Path(__file__).with_name("worker.py")
-CPU_SECONDS = 3600  # of one worker in its life; a worker that reaches it is replaced without harm
 STDERR_TAIL = 2000
 HELLO_BYTES = 10_000
-START_SECONDS = 60.0  # for a worker to start and lock itself down, which takes a tenth of one where nothing is in the way
-# -I would be -E -P -s, and -E ignores PYTHONHASHSEED too. The environment holds nothing else of Python's, so -E is not missed.
-INTERPRETER = (sys.executable, "-s", "-P", "-S", "-B")
 
 
 class Death(Exception):
-    """A worker that had to be given up. `kind` as in EnvironmentFault; the message quotes the end of the worker's stderr."""
+    """A worker that had to be given up; the message quotes the end of its stderr.
 
-    def __init__(self, kind: str, message: str):
+    Attributes:
+      kind: as in EnvironmentFault.
+      out_of_time: whether it missed the deadline, or used up its CPU time.
+    """
+
+    def __init__(self, kind: str, message: str, out_of_time: bool = False):
         super().__init__(message)
-        self.kind = kind
+        self.kind, self.out_of_time = kind, out_of_time
 
 
 class Process:
@@ -47,35 +47,21 @@ class Process:
       freed: keys to forget with the next message; filled when a handle is dropped, maybe by another thread.
       opened: resets so far, the age of the worker.
       layers: what `envs.sandbox.lockdown` did, {layer: None where it is on, else why not}; None until `greet` has read it.
-
-    Args:
-      locked: whether it locks itself down.
-      without: layers that it leaves out then.
     """
 
-    def __init__(self, hash_seed: int, memory_bytes: int, locked: bool, without: tuple[str, ...] = ()):
-        request_end, self.write_end = os.pipe()
+    def __init__(self, launcher: Launcher, options: Options):
+        theirs, self.write_end = os.pipe()
         self.read_end, reply_end = os.pipe()
-        arguments = (request_end, reply_end, os.getpid(), memory_bytes, CPU_SECONDS, MAX_REPLY_BYTES, "locked" if locked else "off")
-        lists = (",".join(without), ",".join(sorted(ALLOWED_MODULES)))
+        self.stderr_end, complaint_end = os.pipe()  # not a file: a worker that may not write files must still be able to complain
+        self.closed = False
         try:
-            self.popen = subprocess.Popen(
-                [*INTERPRETER, str(WORKER), *map(str, arguments), *lists],
-                env={"PATH": "/nonexistent", "LANG": "C.UTF-8", "PYTHONHASHSEED": str(hash_seed)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,  # not a file: a worker that may not write files must still be able to complain
-                pass_fds=(request_end, reply_end),
-                start_new_session=True,
-            )
+            self.child = launcher.launch(options, theirs, reply_end, complaint_end)
         except BaseException:
-            os.close(self.write_end)
-            os.close(self.read_end)
+            self._close()
             raise
         finally:
-            os.close(request_end)
-            os.close(reply_end)
-        self.stderr_end = self.popen.stderr.fileno()
+            for descriptor in (theirs, reply_end, complaint_end):
+                os.close(descriptor)
         for descriptor in (self.write_end, self.read_end, self.stderr_end):
             os.set_blocking(descriptor, False)
         self.complaints = b""
@@ -83,11 +69,12 @@ class Process:
         self.packages: set[str] = set()
         self.freed: collections.deque[int] = collections.deque()
         self.opened = 0
+        self.required = options.required
         self.layers: dict[str, str | None] | None = None
 
     @property
     def alive(self) -> bool:
-        return self.popen.poll() is None
+        return self.child.poll() is None
 
     def drain(self) -> bool:
         """Keeps the end of what waits on stderr; False when there will be no more."""
@@ -97,30 +84,31 @@ class Process:
 
     def kill(self) -> None:
         """Ends the process and its group and closes the pipes; may be called twice."""
-        if self.popen.stderr.closed:
+        if self.closed:
             return
-        if self.popen.returncode is None:
-            try:
-                os.killpg(self.popen.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                self.popen.kill()  # it ended already, or was killed before it led a group of its own
-            self.popen.wait()
-        os.close(self.write_end)
-        os.close(self.read_end)
-        self.popen.stderr.close()
+        self.child.kill()
+        self.child.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self.closed = True
+        for descriptor in (self.write_end, self.read_end, self.stderr_end):
+            os.close(descriptor)
 
     def death(self, kind: str, reason: str) -> Death:
         """Kills the process and says how it ended."""
+        out_of_time = kind == "deadline"
         if kind == "crash":
             try:
-                code = self.popen.wait(timeout=1.0)  # its pipe is closed, so it is about to end
+                code = self.child.wait(timeout=1.0)  # its pipe is closed, so it is about to end
+                out_of_time = code == -signal.SIGXCPU
                 reason += f" with exit code {code}" if code >= 0 else f" by signal {signal.Signals(-code).name}"
             except subprocess.TimeoutExpired:
                 reason += ", having closed its pipe"
         self.drain()
         self.kill()
         tail = self.complaints.decode(errors="replace").strip()
-        return Death(kind, reason + (f"; its last words: {tail}" if tail else ""))
+        return Death(kind, reason + (f"; its last words: {tail}" if tail else ""), out_of_time)
 
 
 class _Exchange:
@@ -134,15 +122,14 @@ class _Exchange:
 
     def write(self) -> bool:
         """Sends on; False when all is sent or nobody reads (the end of the reply pipe will tell)."""
-        if not self.unsent:
-            return False
         try:
-            self.unsent = self.unsent[os.write(self.process.write_end, self.unsent) :]
+            while self.unsent:
+                self.unsent = self.unsent[os.write(self.process.write_end, self.unsent) :]
         except BlockingIOError:
-            pass
+            return True
         except BrokenPipeError:
-            return False
-        return len(self.unsent) > 0
+            pass
+        return False
 
     def read(self) -> bool:
         """Reads on; False when there is a result."""
@@ -172,26 +159,37 @@ def exchange(messages: list[tuple[Process, bytes | None, int]], deadline_s: floa
     Returns:
       The payload of each reply, or the death of its process.
     """
-    exchanges = [_Exchange(*message) for message in messages]
-    waiting = len(exchanges)
     end = time.monotonic() + deadline_s
-    with selectors.DefaultSelector() as selector:
-        for one in exchanges:
-            selector.register(one.process.write_end, selectors.EVENT_WRITE, (one, one.write))
-            selector.register(one.process.read_end, selectors.EVENT_READ, (one, one.read))
-            selector.register(one.process.stderr_end, selectors.EVENT_READ, (one, one.process.drain))
-        while waiting and (remaining := end - time.monotonic()) > 0:
-            for key, _ in selector.select(remaining):
-                one, advance = key.data
-                if one.result is None:
-                    descriptors = (one.process.write_end, one.process.read_end, one.process.stderr_end)
-                    more = advance()
-                    if one.result is not None:
-                        waiting -= 1
-                        for descriptor in descriptors:
-                            _forget(selector, descriptor)
-                    elif not more:
-                        _forget(selector, key.fd)
+    exchanges = [_Exchange(*message) for message in messages]
+    waiting = select.poll()
+    advances: dict[int, tuple[_Exchange, Callable[[], bool]]] = {}
+    for one in exchanges:
+        sending = ((one.process.write_end, select.POLLOUT, one.write),) if one.write() else ()
+        for descriptor, event, advance in (
+            *sending,
+            (one.process.read_end, select.POLLIN, one.read),
+            (one.process.stderr_end, select.POLLIN, one.process.drain),
+        ):
+            waiting.register(descriptor, event)
+            advances[descriptor] = one, advance
+
+    def forget(descriptor: int) -> None:
+        if advances.pop(descriptor, None):
+            waiting.unregister(descriptor)
+
+    left = len(exchanges)
+    while left and (remaining := end - time.monotonic()) > 0:
+        for descriptor, _ in waiting.poll(remaining * 1000):
+            if descriptor not in advances:
+                continue
+            one, advance = advances[descriptor]
+            more = advance()
+            if one.result is not None:
+                left -= 1
+                for each in (one.process.write_end, one.process.read_end, one.process.stderr_end):
+                    forget(each)
+            elif not more:
+                forget(descriptor)
     for one in exchanges:
         if one.result is None:
             one.result = one.process.death("deadline", f"no reply within {deadline_s:g} s")
@@ -203,30 +201,55 @@ def greet(new: list[Process]) -> list[Death]:
 
     Returns:
       Of those that will never be ready, why.
+
+    Raises:
+      SandboxError: one lacks a layer that is required. All are ended then.
     """
     if not new:
         return []
     try:
         results = exchange([(process, None, HELLO_BYTES) for process in new], START_SECONDS)
-    except BaseException:  # interrupted, with half a message read
+        for process, result in zip(new, results, strict=True):
+            if isinstance(result, bytes):
+                hello = json.loads(result)
+                process.layers = {layer: hello[layer] for layer in LAYERS if layer in hello}
+                for layer in REQUIRED if process.required else ():
+                    if (why := process.layers.get(layer, "not reported")) is not None:
+                        raise SandboxError(_not_locked(layer, why))
+    except BaseException:  # an unlocked one, or interrupted with half a message read
         for process in new:
             process.kill()
         raise
-    for process, result in zip(new, results, strict=True):
-        if isinstance(result, bytes):
-            hello = json.loads(result)
-            process.layers = {layer: hello[layer] for layer in LAYERS if layer in hello}
     return [result for result in results if isinstance(result, Death)]
 
 
-def _forget(selector: selectors.BaseSelector, descriptor: int) -> None:
-    if descriptor in selector.get_map():
-        selector.unregister(descriptor)
+def start(launcher: Launcher, options: Sequence[Options]) -> list[Process]:
+    """New processes, ready for code.
+
+    Raises:
+      OSError, SandboxError: one cannot be started, or lacks a layer that is required.
+    """
+    for _ in range(2):
+        processes = [Process(launcher, one) for one in options]
+        deaths = greet(processes)
+        if not deaths:
+            return processes
+        for process in processes:
+            process.kill()
+    raise SandboxError(f"a worker does not start: {deaths[0]}")
+
+
+def _not_locked(layer: str, why: str) -> str:
+    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    return (
+        f"sandbox 'require': the layer {layer} is missing on {system} ({why}); use Linux on x86_64 or aarch64, in a container one whose "
+        "seccomp profile allows prctl and seccomp, or choose best_effort for code that you trust"
+    )
 
 
 def _receive(descriptor: int) -> bytes | None:
     """What is waiting: None for nothing yet, empty at the end."""
     try:
-        return os.read(descriptor, 1 << 20)
+        return os.read(descriptor, 1 << 16)  # all that a pipe holds
     except BlockingIOError:
         return None

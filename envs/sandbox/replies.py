@@ -29,7 +29,7 @@ def parse_message(payload: bytes, count: int) -> list[tuple[str | None, Any]]:
       MalformedMessage: not JSON, not `count` pairs, or a number that is not finite.
     """
     try:
-        replies = json.loads(payload, parse_constant=_refuse_constant)
+        replies = _DECODER.decode(payload.decode())
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"the worker's message is not JSON: {error}") from None
     if not isinstance(replies, list) or len(replies) != count:
@@ -52,15 +52,15 @@ def parse_value(op: str, value: Any, log_length: int) -> Start | Reply | Score |
       EnvironmentFault: kind `reply`, naming the field.
     """
     if op == "call" or op == "respond":
-        text, done = value if isinstance(value, list) and len(value) == 2 else _bad(op, "must be a result and done()", value)
+        text, done = value if isinstance(value, list) and len(value) == 2 else refuse(op, "must be a result and done()", value)
         if not isinstance(text, str) and (op == "call" or text is not None):
-            _bad(op, "must return a string" + (" or None" if op == "respond" else ""), text)
+            refuse(op, "must return a string" + (" or None" if op == "respond" else ""), text)
         if not isinstance(done, bool):
-            _bad("done", "must return true or false", done)
+            refuse("done", "must return true or false", done)
         if text is not None:
             _check_text(op, text)
         return Reply(text, done or text is None)
-    _check_json(op, value)
+    check_json(op, value)
     if op == "reset":
         return _parse_start(value)
     if op == "score":
@@ -75,85 +75,89 @@ def parse_function(name: str, value: Any) -> Any:
       EnvironmentFault: kind `reply`, naming the field.
     """
     if name == "hint" and not isinstance(value, str):
-        _bad("hint", "must return a string", value)
+        refuse("hint", "must return a string", value)
     if name == "oracle":
         if not isinstance(value, list):
-            _bad("oracle", "must return a list of actions", value)
+            refuse("oracle", "must return a list of actions", value)
         for action in value:
             fits = isinstance(action, dict) and (
                 (set(action) == {"name", "arguments"} and isinstance(action["name"], str) and isinstance(action["arguments"], dict))
                 or (set(action) == {"text"} and isinstance(action["text"], str))
             )
             if not fits:
-                _bad("oracle", 'must return actions {"name", "arguments"} or {"text"}', action)
+                refuse("oracle", 'must return actions {"name", "arguments"} or {"text"}', action)
     if name == "tools":
-        functions = [_tool_function(tool) for tool in value] if isinstance(value, list) else _bad("TOOLS", "must be a list", value)
+        functions = [_tool_function(tool) for tool in value] if isinstance(value, list) else refuse("TOOLS", "must be a list", value)
         if len({function["name"] for function in functions}) < len(functions):
-            _bad("TOOLS", "must have distinct names", [function["name"] for function in functions])
+            refuse("TOOLS", "must have distinct names", [function["name"] for function in functions])
     return value
 
 
 def _tool_function(tool: Any) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not isinstance(function.get("parameters"), dict):
-        _bad("TOOLS", 'must hold {"type": "function", "function": {"name", "description", "parameters"}}', tool)
+        refuse("TOOLS", 'must hold {"type": "function", "function": {"name", "description", "parameters"}}', tool)
     parameters = function["parameters"]
     properties, required = parameters.get("properties", {}), parameters.get("required", [])
     if not isinstance(properties, dict) or not all(isinstance(schema, dict) for schema in properties.values()):
-        _bad("TOOLS", "must give every parameter a schema", function["name"])
+        refuse("TOOLS", "must give every parameter a schema", function["name"])
     if not isinstance(required, list) or not all(isinstance(key, str) and key in properties for key in required):
-        _bad("TOOLS", "must list required parameters that exist", function["name"])
+        refuse("TOOLS", "must list required parameters that exist", function["name"])
     return function
 
 
 def _parse_start(value: Any) -> Start:
     if not isinstance(value, dict) or set(value) != {"system", "messages"} or not isinstance(value["system"], str):
-        _bad("reset", 'must return {"system": string, "messages": list}', value)
+        refuse("reset", 'must return {"system": string, "messages": list}', value)
     messages = value["messages"]
     if not isinstance(messages, list) or not messages:
-        _bad("reset", "must return at least one message", messages)
+        refuse("reset", "must return at least one message", messages)
     for message in messages:
         if not isinstance(message, dict) or not set(message) <= MESSAGE_KEYS or message.get("role") not in ROLES:
-            _bad("reset", f'must return messages {{"role": one of {", ".join(ROLES)}, "content"}}', message)
+            refuse("reset", f'must return messages {{"role": one of {", ".join(ROLES)}, "content"}}', message)
         if not isinstance(message.get("content"), str):
-            _bad("reset", "must return messages whose content is a string", message)
+            refuse("reset", "must return messages whose content is a string", message)
         for call in message.get("tool_calls") or []:
             if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), dict):
-                _bad("reset", 'must return tool calls {"id", "name", "arguments"}', call)
+                refuse("reset", 'must return tool calls {"id", "name", "arguments"}', call)
     return Start(value["system"], messages)
 
 
 def _parse_score(value: Any, log_length: int) -> Score:
     if not isinstance(value, dict) or set(value) != {"reward", "checks"}:
-        _bad("score", 'must return {"reward", "checks"}', value)
+        refuse("score", 'must return {"reward", "checks"}', value)
     reward, checks = value["reward"], value["checks"]
     if not isinstance(reward, int | float) or isinstance(reward, bool) or not 0 <= reward <= 1:
-        _bad("score", "must return a reward from 0 to 1", reward)
+        refuse("score", "must return a reward from 0 to 1", reward)
     if not isinstance(checks, dict):
-        _bad("score", "must return checks by name", checks)
+        refuse("score", "must return checks by name", checks)
     parsed = {}
     for name, check in checks.items():
         if not isinstance(check, dict) or set(check) != {"passed", "expected", "actual", "call"} or not isinstance(check["passed"], bool):
-            _bad("score", f'must give check {name!r} as {{"passed": true or false, "expected", "actual", "call"}}', check)
+            refuse("score", f'must give check {name!r} as {{"passed": true or false, "expected", "actual", "call"}}', check)
         call = check["call"]
         if call is not None and (not isinstance(call, int) or isinstance(call, bool) or not 0 <= call < log_length):
-            _bad("score", f"check {name!r} must point to one of the {log_length} calls and texts, or to null", call)
+            refuse("score", f"check {name!r} must point to one of the {log_length} calls and texts, or to null", call)
         parsed[name] = Check(check["passed"], check["expected"], check["actual"], call)
     return Score(float(reward), parsed)
 
 
-def _check_json(op: str, value: Any) -> None:
-    """Finite numbers (1e999 is infinite), no lone surrogates, no absurd nesting: what a shard or a tokenizer would choke on later."""
+def check_json(op: str, value: Any) -> None:
+    """Finite numbers (1e999 is infinite), no lone surrogates, no absurd nesting: what a shard or a tokenizer would choke on later.
+
+    Raises:
+      EnvironmentFault: kind `reply`.
+    """
     stack = [(value, 0)]
     while stack:
         item, depth = stack.pop()
         if depth > MAX_DEPTH:
-            _bad(op, f"must not nest deeper than {MAX_DEPTH}", "...")
+            refuse(op, f"must not nest deeper than {MAX_DEPTH}", "...")
         if isinstance(item, str):
             _check_text(op, item)
         elif isinstance(item, float):
             if not math.isfinite(item):
-                _bad(op, "must hold finite numbers only", item)
+                refuse(op, "must hold finite numbers only", item)
         elif isinstance(item, dict):
             stack.extend((key, depth + 1) for key in item)
             stack.extend((inner, depth + 1) for inner in item.values())
@@ -166,13 +170,16 @@ def _check_text(op: str, text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            _bad(op, "must hold text without lone surrogates", text[:100])
+            refuse(op, "must hold text without lone surrogates", text[:100])
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def _bad(what: str, rule: str, value: Any) -> Any:
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def refuse(what: str, rule: str, value: Any) -> Any:
     """Raises the fault; annotated as returning so that it can stand in an expression."""
     raise EnvironmentFault("reply", f"{what} {rule}; got {repr(value)[:200]}")

@@ -1,9 +1,11 @@
 """What runs in a worker process: many episodes of many packages, one message in, one message out.
 
-The host starts this file as a script under an isolated interpreter, so it imports the standard library alone. First it imports what
-environments may use, locks itself down (`envs.sandbox.lockdown`) and says which layers are on, `{layer: null or why not}`. Then a message
-is a 4-byte length and JSON: `{"packages": {digest: source}, "free": [episode], "requests": [[episode, op, arguments]]}` in,
-`[[fault or null, value], ...]` out, in the same order. An exception of an environment ends its episode and nobody else's.
+A zygote forks it (`envs.sandbox.zygote`), or the host starts this file as a script; both run under an isolated interpreter, so the standard
+library alone is used. What environments may use has been imported when the worker locks itself down (`envs.sandbox.lockdown`); then it says
+which layers are on, `{layer: null or why not}`. Then a message is a 4-byte length and JSON:
+`{"packages": {digest: source}, "free": [episode], "requests": [[episode, op, arguments]]}` in, `[[fault or null, value], ...]` out, in the
+same order. An exception of an environment ends its episode and nobody else's. A process that runs a program of a code task
+(`envs.sandbox.programs`) gets that one request in its life.
 """
 
 import contextlib
@@ -19,6 +21,7 @@ import types
 from importlib.machinery import SourceFileLoader
 
 HEADER = struct.Struct("<I")
+REQUESTS, REPLIES = 3, 4  # descriptors
 SURPLUS = "the reply is larger than {} bytes"
 
 
@@ -61,8 +64,8 @@ def prepare(modules):
 class Worker:
     """The packages and episodes of this process."""
 
-    def __init__(self, reply_limit):
-        self.reply_limit = reply_limit
+    def __init__(self, reply_limit, run_program):
+        self.reply_limit, self.run_program = reply_limit, run_program
         self.sources = {}
         self.modules = {}
         self.episodes = {}
@@ -86,6 +89,8 @@ class Worker:
             digest, name, arguments = arguments
             module = self.module(digest)
             return module.TOOLS if name == "tools" else getattr(module, name)(*arguments)
+        if op == "program":
+            return self.run_program(*arguments)
         if op == "reset":
             digest, seed, knobs = arguments
             self.episodes.pop(key, None)
@@ -95,7 +100,9 @@ class Worker:
             return start
         environment = self.episodes[key]
         if op == "score":
-            return environment.score()
+            if not arguments and hasattr(environment, "programs"):
+                return {"programs": environment.programs()}  # the host asks again, with their results
+            return environment.score(*arguments)
         result = environment.call(*arguments) if op == "call" else environment.respond(*arguments)
         return [result, environment.done()]
 
@@ -132,14 +139,31 @@ def send(replies, body):
     replies.flush()
 
 
-def main(reading, writing, host, memory_bytes, cpu_seconds, reply_bytes, locked, without, modules):
-    """The life of a worker; the arguments as in `envs.sandbox.process`."""
-    requests, replies = os.fdopen(int(reading), "rb"), os.fdopen(int(writing), "wb")
-    lockdown = load_sibling("lockdown")
-    lockdown.restrain(int(memory_bytes), int(cpu_seconds), int(host))
+def load_parts():
+    """The other files that a worker needs: the module `lockdown`, and the function that runs a program."""
+    return load_sibling("lockdown"), load_sibling("memory_modules").run
+
+
+def live(lockdown, run_program, parent, memory_bytes, cpu_seconds, reply_bytes, locked, without):
+    """The life of a worker; the host's pipes are its standard input and output at first, the rest is as in `envs.sandbox.launch`."""
+    os.dup2(0, REQUESTS)
+    os.dup2(1, REPLIES)
+    os.closerange(REPLIES + 1, 256)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    lockdown.restrain(int(memory_bytes), int(cpu_seconds), parent)
+    with os.fdopen(REQUESTS, "rb") as requests, os.fdopen(REPLIES, "wb") as replies:
+        send(replies, json.dumps(lockdown.lock_down(without.split(",")) if locked == "locked" else {}).encode())
+        Worker(int(reply_bytes), run_program).serve(requests, replies)
+
+
+def main(host, modules, *options):
+    """A worker that was started on its own."""
+    parts = load_parts()
     prepare(modules.split(","))
-    send(replies, json.dumps(lockdown.lock_down(without.split(",")) if locked == "locked" else {}).encode())
-    Worker(int(reply_bytes)).serve(requests, replies)
+    live(*parts, int(host), *options)
 
 
 if __name__ == "__main__":

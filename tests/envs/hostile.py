@@ -5,6 +5,8 @@ exception of the deed, which the environment reports, or `fault:KIND` where the 
 `envs.package` is left out, for it is no wall. Deeds are chosen to be harmless should they ever succeed: signal 0, a seizure instead of an
 attachment, reboot without its magic numbers; even so `attack` begins only when the layers are seen to work.
 
+The same programs are tried as the candidate edits of a code task, each in a process of its own.
+
 Run as a script, by a user who sees nothing of ours but this file and `envs`, it prints the outcomes as JSON:
 `hostile.py quick|most|all LAYER,LAYER` with the layers to leave out.
 """
@@ -23,11 +25,13 @@ from envs.base import EnvironmentFault
 from envs.package import Package
 from envs.sandbox import Pool
 from envs.sandbox.lockdown import REQUIRED
+from envs.sandbox.programs import MAX_PROGRAMS
 
-PRELUDE = """
+PRELUDE = (
+    f"MACHINE = {platform.machine()!r}"
+    + """
 import ctypes, errno, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
-TOOLS = []
 
 def c(result):
     if result == -1:
@@ -48,6 +52,20 @@ def machine_code(code):
 class Whole(Exception):
     "Its argument is the reply as it is."
 
+def outcome(deed, arguments):
+    try:
+        return "escaped: " + repr(deed(*map(arguments.get, ("host", "zygote", "secret", "folder"))))[:200]
+    except Whole as whole:
+        return whole.args[0]
+    except OSError as error:
+        return errno.errorcode.get(error.errno, type(error).__name__)
+    except Exception as error:
+        return type(error).__name__
+"""
+)
+ENVIRONMENT = """
+TOOLS = []
+
 class Environment:
     def reset(self, seed, knobs):
         self.seed, self.calls = seed, 0
@@ -60,17 +78,17 @@ class Environment:
         return {"reward": 0.0, "checks": {}}
     def call(self, name, arguments):
         self.calls += 1
-        if name == "count":
-            return f"{self.seed}:{self.calls}"
-        HOST, SECRET, FOLDER = arguments["host"], arguments["secret"], arguments["folder"]
-        try:
-            return "escaped: " + repr(getattr(self, name)(HOST, SECRET, FOLDER))[:200]
-        except Whole as whole:
-            return whole.args[0]
-        except OSError as error:
-            return errno.errorcode.get(error.errno, type(error).__name__)
-        except Exception as error:
-            return type(error).__name__
+        return f"{self.seed}:{self.calls}" if name == "count" else outcome(globals()[name], arguments)
+"""
+# an environment whose programs are what it is told
+CODE_TASK = """
+    def call(self, name, arguments):
+        self.given = arguments["programs"]
+        return ""
+    def programs(self):
+        return self.given
+    def score(self, results):
+        return {"reward": 0.0, "checks": {"": {"passed": True, "expected": None, "actual": results, "call": None}}}
 """
 
 # name: (body, outcome). An expression is returned; outcomes that depend on version or machine are given with | between.
@@ -149,9 +167,9 @@ FILES = {
     ),
 }
 PROCESSES = {
-    "fork": ("os.fork()", "EPERM"),
-    "vfork": ("raw(58, 220, 0x4111)", "EPERM"),
-    "clone": ("raw(56, 220, 17, 0, 0, 0, 0)", "EPERM"),
+    "fork": ("os.fork() or os._exit(0)", "EPERM"),
+    "vfork": ("raw(58, 220, 0x4111) or os._exit(0)", "EPERM"),
+    "clone": ("raw(56, 220, 17, 0, 0, 0, 0) or os._exit(0)", "EPERM"),
     "clone3": ("raw(435, 435, 0, 0)", "ENOSYS"),
     "thread": ("import _thread; _thread.start_new_thread(print, ())", "RuntimeError"),
     "exec": ("os.execv('/bin/true', ['true'])", "EPERM"),
@@ -164,6 +182,7 @@ PROCESSES = {
     "new group": ("os.setpgid(0, 0)", "EPERM"),
     "wait for others": ("os.waitpid(-1, 0)", "EPERM"),
     "signal the host": ("os.kill(HOST, 0)", "EPERM"),
+    "signal the zygote": ("os.kill(ZYGOTE, 0)", "EPERM"),
     "signal everybody": ("os.kill(-1, 0)", "EPERM"),
     "signal its group": ("os.kill(0, 0)", "EPERM"),
     "signal a thread of the host": ("raw(234, 131, HOST, HOST, 0)", "EPERM"),
@@ -171,6 +190,13 @@ PROCESSES = {
     "handle of the host": ("os.pidfd_open(HOST)", "EPERM"),
     "descriptor of the host": ("raw(438, 438, 0, 0, 0)", "EPERM"),
     "seize the host": ("raw(101, 117, 0x4206, HOST, 0, 0)", "EPERM"),
+    "seize the zygote": ("raw(101, 117, 0x4206, ZYGOTE, 0, 0)", "EPERM"),
+    "memory of the zygote": ("open(f'/proc/{ZYGOTE}/mem', 'rb')", "EPERM"),
+    "channel of the zygote": (
+        "f = sys._getframe()\nwhile 'channel' not in f.f_locals: f = f.f_back\nf.f_locals['channel'].send(b'[\"wait\", 1]')",
+        "EPERM|AttributeError",
+    ),
+    "who is the zygote": ("assert os.getppid() > 0", "EPERM|AssertionError"),
     "be traced": ("raw(101, 117, 0, 0, 0, 0)", "EPERM"),
     "read the host's memory": ("raw(310, 270, HOST, 0, 0, 0, 0)", "EPERM"),
     "write the host's memory": ("raw(311, 271, HOST, 0, 0, 0, 0)", "EPERM"),
@@ -256,20 +282,20 @@ KILLERS = {
     "abort": ("os.abort()", "fault:crash"),
     "overflow the C stack": (
         "x = ()\nfor _ in range(10**6): x = (x,)\nsys.setrecursionlimit(10**9); repr(x)",
-        "fault:crash|RecursionError|MemoryError",
+        "fault:crash|fault:deadline|RecursionError|MemoryError",
     ),
     "close all descriptors": ("os.closerange(0, 64)", "fault:crash"),
     "scribble on all descriptors": (
         "for fd in range(64):\n    try: os.write(fd, b'\\xff' * 99)\n    except OSError: pass",
         "fault:reply",
     ),
-    "announce a huge reply": ("os.write(int(sys.argv[2]), (200_000_000).to_bytes(4, 'little') + b'x' * 9)", "fault:reply"),
-    "answer twice": ("os.write(int(sys.argv[2]), b'\\x02\\0\\0\\0[]' * 2)", "fault:reply"),
+    "announce a huge reply": ("os.write(4, (200_000_000).to_bytes(4, 'little') + b'x' * 9)", "fault:reply"),
+    "answer twice": ("os.write(4, b'\\x02\\0\\0\\0[]' * 2)", "fault:reply"),
     "answer in another's place": (
-        "b = b'[[null,[\"escaped\",false]]]' * 9\nos.write(int(sys.argv[2]), len(b).to_bytes(4, 'little') + b)",
+        "b = b'[[null,[\"escaped\",false]]]' * 9\nos.write(4, len(b).to_bytes(4, 'little') + b)",
         "fault:reply",
     ),
-    "say hello again": ("b = b'{\"seccomp\":null}'\nos.write(int(sys.argv[2]), len(b).to_bytes(4, 'little') + b)", "fault:reply"),
+    "say hello again": ("b = b'{\"seccomp\":null}'\nos.write(4, len(b).to_bytes(4, 'little') + b)", "fault:reply"),
 }
 HANGERS = {
     "sleep": ("time.sleep(10**6)", "fault:deadline"),
@@ -282,16 +308,21 @@ LONG_HANGERS = {
 CAREFUL = {"tcp": NETWORK["tcp"], "read": FILES["read a secret"], "fork": PROCESSES["fork"]}
 QUICK = {**NETWORK, **FILES, **PROCESSES, **PRIVILEGE, **INTERPRETER}
 PROGRAMS = {**QUICK, **KILLERS, **HANGERS, **LONG_HANGERS}
+EDIT = "as an edit: "
 
 
-def package(programs: dict[str, tuple[str, str]]) -> Package:
+def as_function(name: str, body: str) -> str:
+    """A program as a function of Python."""
+    with contextlib.suppress(SyntaxError):
+        ast.parse(body, mode="eval")
+        body = f"return {body}"
+    return f"def {name}(HOST, ZYGOTE, SECRET, FOLDER):\n" + textwrap.indent(body, "    ") + "\n"
+
+
+def package(programs: dict[str, tuple[str, str]], environment: str = ENVIRONMENT) -> Package:
     """One package with a tool `deed_0`, `deed_1`, ... for every program, so that all have one worker; not checked by the static gate."""
-    source = f"MACHINE = {platform.machine()!r}" + PRELUDE
-    for number, (body, _) in enumerate(programs.values()):
-        with contextlib.suppress(SyntaxError):
-            ast.parse(body, mode="eval")
-            body = f"return {body}"
-        source += f"    def deed_{number}(self, HOST, SECRET, FOLDER):\n" + textwrap.indent(body, " " * 8) + "\n"
+    functions = [as_function(f"deed_{number}", body) for number, (body, _) in enumerate(programs.values())]
+    source = PRELUDE + "".join(functions) + environment
     return Package(name="hostile", capability="", target="", version="1", knobs={}, max_turns=1, rationale="", source=source)
 
 
@@ -300,15 +331,13 @@ def attack(
 ) -> dict[str, str]:
     """The outcome of every program, each with an innocent neighbour in its worker; `neighbours` is what became of these."""
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        os.chmod(folder, 0o777)
-        secret = pathlib.Path(folder, "secret")
-        secret.write_text("hunter2")
+        arguments = stack.enter_context(prey())
+        folder, secret = arguments["folder"], pathlib.Path(arguments["secret"])
         pool = stack.enter_context(
             Pool(workers, deadline_s=deadline_s, memory_bytes=1 << 28, sandbox="require", quarantine=1000, _without=without)
         )
         assert set(REQUIRED) <= set(pool.layers) and not set(without) & set(pool.layers)
-        arguments = {"host": os.getpid(), "secret": str(secret), "folder": folder}
+        arguments["zygote"] = zygote_of(pool)
         careful = package(CAREFUL)
         for number in range(len(CAREFUL)):  # before anything that could do harm
             episode = pool.open(careful, 0)
@@ -330,19 +359,60 @@ def attack(
         return outcomes | {"neighbours": f"harmed: {harmed}" if harmed else "unharmed"}
 
 
+@contextlib.contextmanager
+def prey():
+    """What programs are after: this process, and a secret in a folder that everybody may write to."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        secret = pathlib.Path(folder, "secret")
+        secret.write_text("hunter2")
+        yield {"host": os.getpid(), "secret": str(secret), "folder": folder}
+
+
+def zygote_of(pool: Pool) -> int:
+    """Process id of a pool's zygote, or of the host where there is none."""
+    zygote = pool._launcher._zygote
+    return os.getpid() if zygote is None else zygote.process.pid
+
+
+def attack_as_programs(pool: Pool, programs: dict[str, tuple[str, str]], arguments: dict, deadline_s: int = 2) -> dict[str, str]:
+    """The outcome of every program when it is what a code task runs, side by side with innocent programs: `neighbours`."""
+    task = package({}, ENVIRONMENT + CODE_TASK)
+    codes = [PRELUDE + as_function("deed", body) + f"result = outcome(deed, {arguments!r})" for body, _ in programs.values()]
+    outcomes, harmed = [], []
+    for first in range(0, len(codes), MAX_PROGRAMS // 2):
+        chosen = codes[first : first + MAX_PROGRAMS // 2]
+        both = [code for pair in zip(chosen, (f"result = {first + n}" for n in range(len(chosen))), strict=True) for code in pair]
+        given = [{"files": {}, "code": code, "deadline_s": 1 if n % 2 else deadline_s} for n, code in enumerate(both)]
+        episode = pool.open(task, first)
+        score = pool.batch([(episode, "reset", ()), (episode, "call", ("", {"programs": given})), (episode, "score", ())])[2]
+        if isinstance(score, EnvironmentFault):
+            raise score
+        results = score.checks[""].actual
+        outcomes += [f"fault:{result['error']['kind']}" if result["error"] else str(result["value"]) for result in results[::2]]
+        harmed += [n for n, result in enumerate(results[1::2], first) if result != {"value": n, "error": None}]
+    return dict(zip(programs, outcomes, strict=True)) | {"neighbours": f"harmed: {harmed}" if harmed else "unharmed"}
+
+
 def attack_with(part: str, without: tuple[str, ...] = ()) -> dict[str, str]:
-    """The outcomes of the `quick` programs, of `most`, or of `all`."""
+    """The outcomes of the `quick` programs, of `most`, or of `all`; but for the first, as programs of a code task too."""
     outcomes = attack(QUICK, without)
     if part != "quick":
         outcomes |= attack(KILLERS, without) | {"neighbours of the quick": outcomes["neighbours"]}
         hangers = HANGERS | (LONG_HANGERS if part == "all" else {})
         outcomes |= attack(hangers, without, workers=2, deadline_s=3.0) | {"neighbours of killers": outcomes["neighbours"]}
+        with prey() as arguments, Pool(memory_bytes=1 << 28, sandbox="require", _without=without) as pool:
+            programs = QUICK | KILLERS | (hangers if part == "all" else {})
+            found = attack_as_programs(pool, programs, arguments | {"zygote": zygote_of(pool)})
+            assert sorted(os.listdir(arguments["folder"])) == ["secret"]
+        outcomes |= {EDIT + name: outcome for name, outcome in found.items()}
     return outcomes
 
 
 def surprises(outcomes: dict[str, str]) -> dict[str, str]:
     """The outcomes that are not as they must be, and what they must be."""
     expected = {name: outcome for name, (_, outcome) in PROGRAMS.items()}
+    expected |= {EDIT + name: outcome for name, outcome in expected.items()} | {EDIT + "reply of another type": "1"}  # any JSON will do
     return {
         name: f"{found}, not {expected.get(name, 'unharmed')}"
         for name, found in outcomes.items()

@@ -97,7 +97,7 @@ def _interpreter_for_nobody():
 def test_the_kernel_says_the_same_of_a_worker_as_the_worker():
     with Pool(sandbox="require") as pool:
         assert set(pool.layers) >= set(lockdown.REQUIRED) and pool.describe().startswith("sandbox require: ")
-        folder = pathlib.Path(f"/proc/{pool._processes[0][''].popen.pid}")
+        folder = pathlib.Path(f"/proc/{pool._processes[0][''].child.pid}")
         status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
         assert status["Seccomp"] == "2" and status["NoNewPrivs"] == "1" and status["CapPrm"] == status["CapEff"] == "0" * 16
         limits = {line[:26].strip(): line[26:].split()[:2] for line in (folder / "limits").read_text().splitlines()}
@@ -121,8 +121,9 @@ def test_a_mode_gives_what_it_says():
         Pool(sandbox="on")
 
 
-def test_a_worker_that_does_not_start_is_no_fault_of_an_environment(make_package):
-    with Pool(memory_bytes=1 << 22) as pool, pytest.raises(SandboxError, match="a worker does not start: the worker ended with exit code"):
+def test_a_worker_that_does_not_start_is_no_fault_of_an_environment(make_package, monkeypatch):
+    monkeypatch.setattr("envs.sandbox.launch.INTERPRETER", ("/bin/sh", "-c", "echo broken >&2; exit 3"))
+    with Pool() as pool, pytest.raises(SandboxError, match="a worker does not start: .* exit code 3; its last words: broken"):
         pool.open(make_package(), 0).reset()
 
 

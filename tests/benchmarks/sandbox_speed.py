@@ -1,0 +1,106 @@
+"""What the sandbox costs: steps, messages, memory and starts of its workers, locked down and not, beside what they must keep to.
+
+    python tests/benchmarks/sandbox_speed.py
+
+Episodes are those of the target `desk`. Times are the best of several rounds, since other work on the machine only ever adds to them; the
+CPU time a step takes, of the host and of the worker, hardly depends on it. Linux only. Exits with 1 where a threshold is missed.
+"""
+
+import os
+import statistics
+import sys
+import time
+
+from envs import Pool
+from envs.builtin import load_builtin
+from envs.sandbox.process import start
+
+EPISODES, CALLS, ROUNDS, MESSAGES, LIVE, STARTS, MANY = 256, 4, 20, 500, 2000, 50, 64
+# name: (threshold, unit, whether more is better)
+THRESHOLDS = {
+    "batched steps": (20_000, "steps/s", True),
+    "one step, median": (100, "us", False),
+    f"{LIVE} live episodes": (150, "MB", False),
+    "start of a worker": (10, "ms", False),
+    f"start of {MANY} workers": (1000, "ms", False),
+}
+
+
+def cpu_seconds(pid):
+    """CPU time of a process of one thread."""
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
+
+
+def measure(sandbox):
+    """{name: value} for the thresholds, and {name: value} of the rest."""
+    desk = load_builtin("desk")
+    with Pool(1, sandbox=sandbox) as pool:
+        starts, ends, many = [], [], []
+        for _ in range(STARTS):
+            began = time.perf_counter()
+            (process,) = start(pool._launcher, [pool._options])
+            ready = time.perf_counter()
+            process.kill()
+            starts.append(ready - began)
+            ends.append(time.perf_counter() - ready)
+        for _ in range(3):
+            began = time.perf_counter()
+            processes = start(pool._launcher, [pool._options] * MANY)
+            many.append(time.perf_counter() - began)
+            for process in processes:
+                process.kill()
+        episodes = [pool.open(desk, seed) for seed in range(LIVE)]
+        for first in range(0, LIVE, EPISODES):
+            pool.batch([(episode, "reset", ()) for episode in episodes[first : first + EPISODES]])
+        action = pool.function(desk, "oracle", 0)[0]
+        call = ("call", (action["name"], action["arguments"]))
+        pid = pool._processes[0][desk.digest].child.pid
+        steps, rates, host, worker = EPISODES * CALLS, [], [], []
+        for _ in range(ROUNDS):
+            batch = [(episode, *call) for episode in episodes[:EPISODES] for _ in range(CALLS)]
+            began, spent, theirs = time.perf_counter(), time.process_time(), cpu_seconds(pid)
+            pool.batch(batch)
+            rates.append(steps / (time.perf_counter() - began))
+            host.append((time.process_time() - spent) / steps)
+            worker.append((cpu_seconds(pid) - theirs) / steps)
+        medians = []
+        for _ in range(ROUNDS // 2):
+            times = []
+            for _ in range(MESSAGES):
+                began = time.perf_counter()
+                episodes[0].call(*call[1])
+                times.append(time.perf_counter() - began)
+            medians.append(statistics.median(times))
+        with open(f"/proc/{pid}/status") as file:
+            resident = next(int(line.split()[1]) for line in file if line.startswith("VmRSS:"))
+        values = (max(rates), min(medians) * 1e6, resident / 1024, min(starts) * 1e3, min(many) * 1e3)
+        others = {
+            "batched steps, median": f"{statistics.median(rates):,.0f} steps/s",
+            "CPU of a step, host": f"{min(host) * 1e6:.1f} us",
+            "CPU of a step, worker": f"{min(worker) * 1e6:.1f} us",
+            "one step, median of medians": f"{statistics.median(medians) * 1e6:.0f} us",
+            "start of a worker, median": f"{statistics.median(starts) * 1e3:.1f} ms",
+            "end of a worker": f"{min(ends) * 1e3:.1f} ms",
+        }
+        return dict(zip(THRESHOLDS, values, strict=True)), others, pool.describe()
+
+
+def main():
+    locked, locked_others, words = measure("best_effort")
+    plain, plain_others, _ = measure("off")
+    print(f"{words}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"{'':32}{'locked':>18}{'off':>18}   threshold")
+    missed = []
+    for name, (bound, unit, more) in THRESHOLDS.items():
+        shown = [f"{values[name]:,.1f} {unit}" for values in (locked, plain)]
+        print(f"{name:32}{shown[0]:>18}{shown[1]:>18}   {'>=' if more else '<='} {bound:,} {unit}")
+        missed += [name for value in (locked[name], plain[name]) if (value < bound if more else value > bound)]
+    for name in locked_others:
+        print(f"{name:32}{locked_others[name]:>18}{plain_others[name]:>18}")
+    print("missed: " + ", ".join(dict.fromkeys(missed)) if missed else "all thresholds are kept")
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
