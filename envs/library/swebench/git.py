@@ -4,8 +4,6 @@ import difflib
 import hashlib
 import re
 
-from envs.library.swebench.interpreter import ROOT
-
 HUNK = re.compile(r"@@ -(\d{1,7})(?:,(\d{1,7}))? \+(\d{1,7})(?:,(\d{1,7}))? @@")
 
 
@@ -99,12 +97,12 @@ def selection(shell, words, paths):
 
 def status(shell, now, short):
     changed = [("M" if path in now else "D", path) for path, text in sorted(shell.index.items()) if now.get(path) != text]
-    staged = [
-        ("A" if path not in shell.head else "M", path) for path, text in sorted(shell.index.items()) if shell.head.get(path) != text
-    ]
+    staged = [("A" if path not in shell.head else "M", path) for path, text in sorted(shell.index.items()) if shell.head.get(path) != text]
     new = [path for path in sorted(now) if path not in shell.index]
     if short:
-        lines = [f"{mark}  {path}" for mark, path in staged] + [f" {mark} {path}" for mark, path in changed] + [f"?? {path}" for path in new]
+        lines = (
+            [f"{mark}  {path}" for mark, path in staged] + [f" {mark} {path}" for mark, path in changed] + [f"?? {path}" for path in new]
+        )
         return "".join(line + "\n" for line in lines)
     lines = ["On branch main"]
     kinds = {"M": "modified:   ", "D": "deleted:    ", "A": "new file:   "}

@@ -145,3 +145,32 @@ def repetitions(source):
         closed = group
         position += step
     return count
+
+
+def fits(name, glob):
+    """Whether a name fits a glob with `*`, `?` and sets, in time that grows with the product of their lengths."""
+    items = [part for part in re.findall(r"\[[!^]?\]?[^\]]*\]|.", glob, re.DOTALL)]
+    place = at = 0
+    star = mark = None
+    while place < len(name):
+        item = items[at] if at < len(items) else None
+        if item == "*":
+            star, mark, at = at, place, at + 1
+        elif item is not None and (item in ("?", name[place]) or (len(item) > 1 and in_set(name[place], item[1:-1]))):
+            place, at = place + 1, at + 1
+        elif star is not None:
+            mark += 1
+            place, at = mark, star + 1
+        else:
+            return False
+    return all(item == "*" for item in items[at:])
+
+
+def in_set(char, text):
+    """Whether a character is in the set `a-z0` of a glob, or not in `!a-z0`."""
+    negated = text[:1] in ("!", "^")
+    text = text[negated:]
+    found = any(
+        text[i] == char or (text[i + 1 : i + 2] == "-" and i + 2 < len(text) and text[i] <= char <= text[i + 2]) for i in range(len(text))
+    )
+    return found != negated

@@ -10,10 +10,6 @@ import functools
 import random
 import re
 
-from envs.library.swebench.blocks import BLOCKS, THEMES, Writer
-from envs.library.swebench.interpreter import ROOT, Exit, Python, Unsupported
-from envs.library.swebench.structures import chain, clones, interface, rule
-
 KINDS = {"boundary", "operator", "order", "off_by_one", "aliasing", "default_argument", "rounding"}
 SPECIAL = {
     "deep_call_graph_traversal": "chain",
@@ -25,11 +21,12 @@ PLACE = re.compile(r"«(\w+)\|([^|»]*)\|([^»]*)»")
 TITLES = ["Wrong result from {}", "{} gives an unexpected result", "Unexpected value returned by {}", "{} is off in some cases"]
 MIN_TESTS = 10
 VARIANTS = 3  # hidden tests that the fault fails, for each function that shows it
-DRAWS = 30
+MAX_KEPT = 40
+DRAWS = 36
 TRIES = 40
 
 # What turns values into JSON in the worker, and in the interpreter: floats rounded, since a sum may be taken in another order.
-ENCODE = '''
+ENCODE = """
 import datetime
 
 def encode(value, depth=0):
@@ -55,7 +52,7 @@ def attempt(test):
         return ["raises", type(error).__name__]
 
 result = []
-'''
+"""
 
 
 def spelled(text, flipped, first=0):
@@ -100,37 +97,34 @@ def decode(value):
     return repr(value)
 
 
-def compose(rng, capability, knobs):
-    """The package as text with marked places: (package name, modules {path: [pieces]}, sentence of the rule that the task is about)."""
-    w = Writer(rng, rng.choice(list(THEMES)))
-    groups, sentence = [], ""
-    depth = int(knobs.get("depth", 2)) if capability == "deep_call_graph_traversal" else 2
-    groups.append(chain(w, depth))
-    if capability == "multi_site_consistency":
-        pieces, sentence = rule(w, int(knobs["sites"]))
+def compose(w, capability, knobs):
+    """The package as text with marked places: (modules {path: [pieces]}, the rule that the task is about, the name of the chain's surface)."""
+    depth = int(knobs["depth"]) if capability == "deep_call_graph_traversal" else 2
+    groups, sentence = [chain(w, depth)], ""
+    surface = groups[0][0][2]
+    special = {
+        "multi_site_consistency": (rule, "sites"),
+        "diff_context_precision": (clones, "clones"),
+        "structural_refactor_awareness": (interface, "users"),
+    }
+    if capability in special:
+        make, knob = special[capability]
+        pieces, sentence = make(w, int(knobs[knob]))
         groups.append(pieces)
-    elif capability == "diff_context_precision":
-        pieces, sentence = clones(w, int(knobs["clones"]))
-        groups.append(pieces)
-    elif capability == "structural_refactor_awareness":
-        pieces, sentence = interface(w, int(knobs["users"]))
-        groups.append(pieces)
-    count = int(knobs["blocks"])
-    names = list(BLOCKS)
-    chosen = rng.sample(names, min(count, len(names))) + rng.choices(names, k=max(0, count - len(names)))
+    count, names = int(knobs["blocks"]), list(BLOCKS)
+    chosen = w.rng.sample(names, min(count, len(names))) + w.rng.choices(names, k=max(0, count - len(names)))
     groups += [[BLOCKS[name](w)] for name in chosen]
-    modules = [[] for _ in range(int(knobs["modules"]))]
-    for pieces in groups:
-        for piece, index in zip(pieces, sorted(rng.choices(range(len(modules)), k=len(pieces))), strict=True):
-            modules[index].append(piece)
-    stems = rng.sample(w.modules, len(modules))
-    package = w.topic
-    for pieces in modules:
-        rng.shuffle(pieces)
-    return package, {f"{package}/{stem}.py": pieces for stem, pieces in zip(stems, modules, strict=True)}, sentence, w
+    modules = {f"{w.topic}/{stem}.py": [] for stem in w.rng.sample(w.modules, int(knobs["modules"]))}
+    paths = list(modules)
+    for pieces in groups:  # a piece calls those after it, so that imports go one way
+        for piece, index in zip(pieces, sorted(w.rng.choices(range(len(paths)), k=len(pieces))), strict=True):
+            modules[paths[index]].append(piece)
+    for pieces in modules.values():
+        w.rng.shuffle(pieces)
+    return modules, sentence, surface
 
 
-def module_text(package, path, pieces, homes, purpose):
+def module_text(path, pieces, homes, purpose):
     """A module with its imports; `homes` says in which file each name is defined."""
     body = "\n".join(code for code, _, _ in pieces)
     lines = [f'"""{purpose}"""', ""]
@@ -182,114 +176,111 @@ def _make_task(seed, capability, items):
 
 
 def _attempt(rng, capability, knobs):
-    package, modules, sentence, w = compose(rng, capability, knobs)
-    homes, sites, texts = {}, [], {}
+    """A task, or None where the fault that was drawn does not show as it should."""
+    w = Writer(rng, rng.choice(list(THEMES)))
+    modules, sentence, top = compose(w, capability, knobs)
+    homes, texts, first, sites = {}, {}, {}, []  # where names are defined; texts with places; (kind, piece) of each place
     for path, pieces in modules.items():
         for code, _, _ in pieces:
             homes |= dict.fromkeys(re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE), path)
-    stem = {path: path.split("/")[1][:-3] for path in modules}
     for path, pieces in modules.items():
-        texts[path] = module_text(package, path, pieces, homes, f"What the {w.topic} of a {w.place} needs for {stem[path]}.")
-    first = {}
-    for path, text in texts.items():
-        first[path] = len(sites)
-        sites += [(match[1], path, match.start()) for match in PLACE.finditer(text)]
-    owner = {}
-    for path, pieces in modules.items():
-        position, number = 0, first[path]
-        for piece in pieces:
-            for _ in PLACE.finditer(piece[0]):
-                owner[number] = piece
-                number += 1
+        purpose = f"What the {w.topic} of a {w.place} needs for {path.split('/')[1][:-3]}."
+        texts[path], first[path] = module_text(path, pieces, homes, purpose), len(sites)
+        sites += [(match[1], name) for code, _, name in pieces for match in PLACE.finditer(code)]
     kind = SPECIAL.get(capability)
+    flipped = {number for number, site in enumerate(sites) if site[0] == kind}
     if kind is None:
         flipped = {rng.choice([number for number, site in enumerate(sites) if site[0] in KINDS])}
-    else:
-        flipped = {number for number, site in enumerate(sites) if site[0] == kind}
+    affected = {top} if kind == "chain" else {sites[number][1] for number in flipped}
+    opening = {f"{w.topic}/__init__.py": f'"""Tools for the {w.topic}."""\n'}
+    right, broken = (opening | {path: spelled(text, f, first[path]) for path, text in texts.items()} for f in ((), flipped))
 
-    def tree(chosen):
-        files = {path: spelled(text, chosen, first[path]) for path, text in texts.items()}
-        return {f"{package}/__init__.py": f'"""Tools for the {w.topic}."""\n', **files}
-
-    right, broken = tree(set()), tree(flipped)
-    everyone = [piece for pieces in modules.values() for piece in pieces]
-    affected = {owner[number][2] for number in flipped}
-    if kind == "chain":
-        affected = {piece[2] for piece in everyone if piece[1] is not None and re.search(r"statement|overview|report|bill_of", piece[2])}
-    per_piece = max(2, -(-MIN_TESTS // max(1, int(knobs["blocks"]))))
-    drawn = []
-    for piece in sorted(everyone, key=lambda piece: piece[2]):
-        drawn += draw_tests(rng, piece, homes, DRAWS if piece[2] in affected else per_piece + 1)
-    expected, before = interpret(right, drawn), interpret(broken, drawn)
-    if expected is None:
+    everyone = sorted((piece for pieces in modules.values() for piece in pieces), key=lambda piece: piece[2])
+    draws, few = max(DRAWS // len(affected), 12), -(-MIN_TESTS // int(knobs["blocks"]))
+    reached = [test for piece in everyone if piece[2] in affected for test in draw_tests(rng, piece, homes, draws)]
+    expected, before = interpret(right, reached), interpret(broken, reached)
+    if expected is None or before is None:
         return None
-    before = before or [["raises", "ImportError"]] * len(drawn)
-    for test, want, got in zip(drawn, expected, before, strict=True):
+    for test, want, got in zip(reached, expected, before, strict=True):
         test |= {"expected": want, "before": got}
-    showing = {name: [t for t in drawn if t["piece"] == name and t["expected"] != t["before"]] for name in sorted(affected)}
-    showing = {name: tests for name, tests in showing.items() if tests}
-    enough = VARIANTS + 2
-    surfaces = [name for name, tests in showing.items() if len(tests) >= enough]
-    if not surfaces or (kind in ("rule", "clone", "chain") and len(showing) < len(affected)):
+    showing = {}
+    for test in reached:
+        if test["expected"] != test["before"]:
+            showing.setdefault(test["piece"], []).append(test)
+    surfaces = [name for name, tests in sorted(showing.items()) if len(tests) >= VARIANTS + 2 and not any(map(_raises, tests[:2]))]
+    if not surfaces or (kind != "structure" and len(showing) < len(affected)):
         return None
     surface = rng.choice(surfaces)
     example, target, *variants = showing[surface]
-    if _raises(example) or _raises(target):
+    variants = variants[:VARIANTS] + [test for name, tests in sorted(showing.items()) if name != surface for test in tests[:2]]
+
+    others = [test for piece in everyone if piece[2] not in affected for test in draw_tests(rng, piece, homes, few + 1)]
+    expected = interpret(right, others)  # what they call has no part in the fault
+    if expected is None:
         return None
-    variants = variants[:VARIANTS] + [test for name, tests in showing.items() if name != surface for test in tests[:2]]
-    kept, visible, counts = [], [], {}
-    for test in drawn:
-        if test["expected"] == test["before"]:
-            counts[test["piece"]] = counts.get(test["piece"], 0) + 1
-            (visible if counts[test["piece"]] <= per_piece else kept).append(test)
-    kept = [test for test in kept if counts[test["piece"]] and counts.__setitem__(test["piece"], counts[test["piece"]] - 1) is None][:40]
-    if len(visible) < MIN_TESTS:
-        return None
+    visible, kept, counts = [], [], {}
+    for test, value in zip(others, expected, strict=True):
+        test |= {"expected": value, "before": value}
+    for test in [*others, *(test for test in reached if test["expected"] == test["before"])]:
+        counts[test["piece"]] = counts.get(test["piece"], 0) + 1
+        (visible if counts[test["piece"]] <= few else kept).append(test)
+    kept = kept[-MAX_KEPT:]
     order = sorted([target, *visible], key=lambda test: test["piece"])
-    numbers = {}
-    for test in order:
-        numbers[test["piece"]] = numbers.get(test["piece"], 0) + 1
-        test["name"] = f"test_{_snake(test['piece'])}_{numbers[test['piece']]}"
-    for label, tests in (("variant", variants), ("kept", kept)):
-        for number, test in enumerate(tests):
-            test["name"] = f"{label}:{number}"
-    # In one process after another, as pytest and the grader run them, a fault may leave traces that others trip over.
-    rerun = interpret(broken, [*order, *variants, *kept])
-    if rerun is not None:
-        failing = {t["name"] for t, got in zip([*order, *variants, *kept], rerun, strict=True) if got != t["expected"]}
-        if target["name"] not in failing or any(test["name"] in failing for test in [*visible, *kept]):
-            return None
-    edits = []
-    for path in sorted(right):
-        old, new = broken[path].split("\n"), right[path].split("\n")
-        for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-            if tag != "equal":
-                edits.append((path, a + 1, b, new[c:d]))
+    name_tests(order, variants, kept)
+    if len(visible) < MIN_TESTS or not lasting(right, broken, target, [*order, *variants, *kept], {sites[n][0] for n in flipped}):
+        return None
     return {
-        "package": package,
-        "files": {**broken, f"tests/test_{package}.py": test_file(order), "README.md": _readme(w, package, modules)},
+        "package": w.topic,
+        "files": {**broken, f"tests/test_{w.topic}.py": test_file(order), "README.md": readme(w, modules)},
         "right": right,
         "target": target,
         "visible": visible,
         "order": order,
         "variants": variants,
         "kept": kept,
-        "issue": issue_text(rng, capability, example, sentence, kind),
-        "edits": edits,
+        "issue": issue_text(rng, example, sentence, kind),
+        "edits": edits_between(broken, right),
         "edit_size": sum(changed_lines(broken[path], right[path]) for path in right),
     }
+
+
+def name_tests(order, variants, kept):
+    numbers = {}
+    for test in order:
+        numbers[test["piece"]] = numbers.get(test["piece"], 0) + 1
+        snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", test["piece"]).lower()
+        test["name"] = f"test_{snake}_{numbers[test['piece']]}"
+    for label, tests in (("variant", variants), ("kept", kept)):
+        for number, test in enumerate(tests):
+            test["name"] = f"{label}:{number}"
+
+
+def lasting(right, broken, target, tests, kinds):
+    """Whether the same tests pass and fail where a fault keeps something from one test to the next, all of them in one process."""
+    if "default_argument" not in kinds:
+        return True
+    expected, found = interpret(right, tests), interpret(broken, tests)
+    if found is None or expected != [test["expected"] for test in tests]:
+        return False
+    return all((got == test["expected"]) == (test["before"] == test["expected"]) for test, got in zip(tests, found, strict=True))
+
+
+def edits_between(old, new):
+    """What turns files into others: (path, first line, last line, new lines); nothing is taken away where last < first."""
+    edits = []
+    for path in sorted(new):
+        a, b = old[path].split("\n"), new[path].split("\n")
+        codes = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+        edits += [(path, i + 1, j, b[m:n]) for tag, i, j, m, n in codes if tag != "equal"]
+    return edits
 
 
 def _raises(test):
     return isinstance(test["expected"], list) and test["expected"][0] == "raises"
 
 
-def _snake(name):
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-
-
-def _readme(w, package, modules):
-    lines = [f"# {package}", "", f"Functions for the {w.items} of a {w.place}.", ""]
+def readme(w, modules):
+    lines = [f"# {w.topic}", "", f"Functions for the {w.items} of a {w.place}.", ""]
     for path, pieces in modules.items():
         lines.append(f"- `{path}`: {', '.join(sorted(piece[2] for piece in pieces))}")
     return "\n".join(lines) + "\n"
@@ -297,14 +288,9 @@ def _readme(w, package, modules):
 
 def changed_lines(old, new):
     """Lines that are taken away or put in; empty lines do not count."""
-    diff = difflib.ndiff(old.split("\n"), new.split("\n")) if len(old) + len(new) < 400 else None
-    if diff is not None:
-        return sum(line[0] in "+-" and bool(line[2:].strip()) for line in diff)
-    matcher, count = difflib.SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False), 0
-    for tag, a, b, c, d in matcher.get_opcodes():
-        if tag != "equal":
-            count += sum(bool(line.strip()) for line in [*matcher.a[a:b], *matcher.b[c:d]])
-    return count
+    a, b = old.split("\n"), new.split("\n")
+    codes = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    return sum(bool(line.strip()) for tag, i, j, m, n in codes if tag != "equal" for line in [*a[i:j], *b[m:n]])
 
 
 def test_file(tests):
@@ -325,7 +311,7 @@ def test_file(tests):
     return "\n".join(lines) + "\n"
 
 
-def issue_text(rng, capability, example, sentence, kind):
+def issue_text(rng, example, sentence, kind):
     """A report of what was observed: an example, what came out, what should have, and for rules that span functions the rule."""
     got = example["before"]
     seen = f"raises {got[1]}" if isinstance(got, list) and got[0] == "raises" else f"prints `{decode(got)}`"
@@ -333,13 +319,26 @@ def issue_text(rng, capability, example, sentence, kind):
     if "datetime." in snippet:
         snippet = "import datetime\n" + snippet
     lines = [rng.choice(TITLES).format(f"`{example['piece']}`"), "", rng.choice(["Running", "With the current version,", "I tried"])]
-    lines += ["```python", snippet, "```", f"{seen}. {rng.choice(['I expected', 'It should be', 'The right answer is'])} `{decode(example['expected'])}`."]
+    lines += [
+        "```python",
+        snippet,
+        "```",
+        f"{seen}. {rng.choice(['I expected', 'It should be', 'The right answer is'])} `{decode(example['expected'])}`.",
+    ]
     if kind == "rule":
-        lines += ["", f"The rule is that {sentence}. The same goes wrong in other functions wherever this rule applies; all of them should follow it."]
+        lines += [
+            "",
+            f"The rule is that {sentence}. The same goes wrong in other functions wherever this rule applies; all of them should follow it.",
+        ]
     elif kind == "clone":
         lines += ["", f"This is about {sentence} The others like it are right as they are."]
     elif kind == "structure":
         lines = ["Follow the new interface", "", f"What we agreed on: {sentence}.", "", *lines[2:]]
     else:
-        lines += ["", rng.choice(["The description of what it should do is right, the values are not.", "I have not found out where this comes from."])]
+        lines += [
+            "",
+            rng.choice(
+                ["The description of what it should do is right, the values are not.", "I have not found out where this comes from."]
+            ),
+        ]
     return "\n".join(lines)

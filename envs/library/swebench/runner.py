@@ -3,12 +3,10 @@
 import ast
 import re
 
-from envs.library.swebench.interpreter import ROOT, Exit, Python, Unsupported, describe
-
 WIDTH = 80
 
 
-def rule(text, mark="="):
+def banner(text, mark="="):
     return f" {text} ".center(WIDTH, mark)
 
 
@@ -40,7 +38,7 @@ def pytest(shell, args):
             return f"ERROR: file or directory not found: {target}\n\n", "", 4
         for file in files:
             try:
-                tree = ast.parse(shell.tree[file], file)
+                tree = parsed(shell.tree[file], file)
             except (SyntaxError, ValueError, RecursionError) as error:
                 problems.append((file, f"E   {type(error).__name__}: {error}"))
                 continue
@@ -102,7 +100,9 @@ def matcher(keyword):
 
 def report(shell, items, problems, left_out, verbose, quiet, stop):
     count = sum(len(names) for _, names in items)
-    lines = [] if quiet else [rule("test session starts"), "platform linux -- Python 3.11.9, pytest-8.3.3, pluggy-1.5.0", f"rootdir: {ROOT}"]
+    lines = (
+        [] if quiet else [banner("test session starts"), "platform linux -- Python 3.11.9, pytest-8.3.3, pluggy-1.5.0", f"rootdir: {ROOT}"]
+    )
     if not quiet:
         extra = f" / {left_out} deselected / {count} selected" if left_out else ""
         lines += [f"collected {count + left_out} item{'s' * (count + left_out != 1)}{extra}", ""]
@@ -117,7 +117,7 @@ def report(shell, items, problems, left_out, verbose, quiet, stop):
             continue
         for name in names:
             done += 1
-            failure = run(python, file, name)
+            failure = run_test(python, file, name)
             failures += [(shown, name, failure)] if failure else []
             passed += failure is None
             marks += "F" if failure else "."
@@ -130,19 +130,23 @@ def report(shell, items, problems, left_out, verbose, quiet, stop):
         if failures and stop:
             break
     if problems:
-        lines += ["", rule("ERRORS")]
+        lines += ["", banner("ERRORS")]
         for file, text in problems:
-            lines += [rule(f"ERROR collecting {file.removeprefix(f'{ROOT}/')}", "_"), text]
+            lines += [banner(f"ERROR collecting {file.removeprefix(f'{ROOT}/')}", "_"), text]
     if failures:
-        lines += ["", rule("FAILURES")]
+        lines += ["", banner("FAILURES")]
         for _, name, (text, _) in failures:
-            lines += [rule(name, "_"), "", text, ""]
+            lines += [banner(name, "_"), "", text, ""]
     if failures or problems:
-        lines.append(rule("short test summary info"))
+        lines.append(banner("short test summary info"))
         lines += [f"ERROR {file.removeprefix(f'{ROOT}/')}" for file, _ in problems]
         lines += [f"FAILED {shown}::{name} - {short}" for shown, name, (_, short) in failures]
-    parts = [f"{n} {word}" for n, word in ((len(failures), "failed"), (passed, "passed"), (left_out, "deselected"), (len(problems), "error")) if n]
-    lines.append(rule(f"{', '.join(parts) or 'no tests ran'} in 0.05s"))
+    parts = [
+        f"{n} {word}"
+        for n, word in ((len(failures), "failed"), (passed, "passed"), (left_out, "deselected"), (len(problems), "error"))
+        if n
+    ]
+    lines.append(banner(f"{', '.join(parts) or 'no tests ran'} in 0.05s"))
     code = 2 if problems else 1 if failures else 0 if passed else 5
     return "\n".join(lines) + "\n", "", code
 
@@ -162,7 +166,7 @@ def load(shell, file):
     return python, None
 
 
-def run(python, file, name):
+def run_test(python, file, name):
     """Runs one test: None, or (the report, its last line)."""
     module = python.modules[file.rpartition("/")[2].removesuffix(".py")]
     python.detail, python.failed = None, None

@@ -2,8 +2,6 @@
 
 import re
 
-from envs.library.swebench.patterns import Pattern, PatternError
-
 MAX_TEXT = 300_000
 
 
@@ -45,7 +43,7 @@ def sed(shell, args, stdin):
             return "", "Usage: sed [OPTION]... {script-only-if-no-other-script} [input-file]...\n", 1
         scripts.append(paths.pop(0))
     try:
-        program = parse("\n".join(scripts), extended)
+        program = parse_sed("\n".join(scripts), extended)
     except (SedError, PatternError) as error:
         return "", f"sed: -e expression #1, char 0: {error}\n", 1
     out, errors = [], ""
@@ -56,10 +54,12 @@ def sed(shell, args, stdin):
             texts.append((path, shell.tree[full]))
         else:
             folder = shell.is_folder(full)
-            errors += f"sed: couldn't edit {path}: not a regular file\n" if folder else f"sed: can't read {path}: No such file or directory\n"
+            errors += (
+                f"sed: couldn't edit {path}: not a regular file\n" if folder else f"sed: can't read {path}: No such file or directory\n"
+            )
     try:
         for path, text in texts:
-            changed = run(program, text, quiet)
+            changed = run_sed(program, text, quiet)
             if not in_place:
                 out.append(changed)
                 continue
@@ -71,7 +71,7 @@ def sed(shell, args, stdin):
     return "".join(out), errors, 2 if errors else 0
 
 
-def parse(script, extended):
+def parse_sed(script, extended):
     """[(first address, last address, negated, command, argument)]; an address is a number, "$", a Pattern or ("+", n)."""
     program, position = [], 0
 
@@ -171,7 +171,7 @@ def delimited(script, position, mark, keep=False):
     raise SedError("unterminated `s' command" if keep else "unterminated address regex")
 
 
-def run(program, text, quiet):
+def run_sed(program, text, quiet):
     """The script applied to a text."""
     lines = text.split("\n")
     ended = lines[-1] == ""
@@ -183,7 +183,7 @@ def run(program, text, quiet):
             if skip:
                 skip += {"{": 1, "}": -1}.get(name, 0)
                 continue
-            hit = selected(index, first, last, active, number, line, len(lines)) != negated
+            hit = sed_selects(index, first, last, active, number, line, len(lines)) != negated
             if name == "{":
                 skip = 0 if hit else 1
                 continue
@@ -209,7 +209,7 @@ def run(program, text, quiet):
                     out.append(argument)
                 break
             else:
-                line, changed = substitute(line, *argument)
+                line, changed = sed_substitute(line, *argument)
                 if changed and "p" in argument[2]:
                     out.append(line)
         if not deleted and not quiet:
@@ -223,7 +223,7 @@ def run(program, text, quiet):
     return "\n".join(out) + ("\n" if out and (ended or len(out) > len(lines)) else "")
 
 
-def selected(index, first, last, active, number, line, count):
+def sed_selects(index, first, last, active, number, line, count):
     """Whether a command applies to a line; `active` remembers until which line, or pattern, a range runs."""
 
     def meets(address):
@@ -245,7 +245,7 @@ def selected(index, first, last, active, number, line, count):
     return True
 
 
-def substitute(line, pattern, new, flags):
+def sed_substitute(line, pattern, new, flags):
     """s/pattern/new/flags on one line: (line, whether it changed)."""
     number = int(re.sub(r"\D", "", flags)[:6] or 1)
     out, position, count = [], 0, 0

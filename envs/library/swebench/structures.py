@@ -6,13 +6,13 @@ Its marked places are of one kind, `chain`, `rule`, `clone` or `structure`, and 
 
 import re
 
-from envs.library.swebench.blocks import WORDS
-
 
 def chain(w, depth):
     """A surface function, `depth` calls below it the one that may be wrong; every layer changes the value a little."""
     rng = w.rng
-    names = [w.name("settle", "charge", "quote", "evaluate", "assess", "appraise", "tally", "rate", "measure", "score") for _ in range(depth)]
+    names = [
+        w.name("settle", "charge", "quote", "evaluate", "assess", "appraise", "tally", "rate", "measure", "score") for _ in range(depth)
+    ]
     surface, pieces = w.name("statement", "overview", "monthly_report", "bill_of"), []
     call = names[0]
     code = f'''
@@ -326,6 +326,8 @@ def {split}(number):
     def cases(rng):
         return [], f"{split}({rng.randint(1, 40)})"
 
-    pieces = user_pieces(w, users, f'{split}(row["number"])["packs"]', f'{split}(row["number"])[0]', "The value of a row is its packs.", row)
+    pieces = user_pieces(
+        w, users, f'{split}(row["number"])["packs"]', f'{split}(row["number"])[0]', "The value of a row is its packs.", row
+    )
     text = f'{split}() has to give a dict with the fields "packs" and "singles" instead of a pair; whatever uses it must go on giving what it gives now'
     return [*pieces, (code, cases, split)], text

@@ -9,24 +9,24 @@ they should give. Expected values never enter that worker.
 import json
 import re
 
-from envs.library.swebench.git import PatchError, apply_patch
-from envs.library.swebench.repository import changed_lines, make_task, test_program
-from envs.library.swebench.shell import Shell
+# include: values.py
+# include: evaluation.py
+# include: interpreter.py
+# include: grammar.py
+# include: blocks_numbers.py
+# include: blocks_text.py
+# include: blocks_state.py
+# include: structures.py
+# include: repository.py
+# include: patterns.py
+# include: sed.py
+# include: git.py
+# include: runner.py
+# include: commands.py
+# include: search.py
+# include: tokens.py
+# include: shell.py
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "bash",
-            "description": "Execute a bash command",
-            "parameters": {
-                "type": "object",
-                "properties": {"command": {"type": "string", "description": "The bash command to execute"}},
-                "required": ["command"],
-            },
-        },
-    }
-]
 
 SYSTEM = "You repair programs. You work in a shell: every turn you call the tool bash at least once and read what it prints."
 
