@@ -1,6 +1,7 @@
 """The commands of the emulated shell: each takes the shell, its arguments and its input and gives (output, errors, return code)."""
 
 import ast
+import difflib
 import re
 
 COMMANDS = {"git": git, "sed": sed}
@@ -122,21 +123,11 @@ def escaped(text):
 def printf(shell, args, stdin):
     if not args:
         return "", "printf: usage: printf [-v var] format [arguments]\n", 2
-    form, values, out = escaped(args[0]), list(args[1:]), []
-    for _ in range(100):
-        taken = 0
-
-        def place(match):
-            nonlocal taken
-            if match[0] == "%%":
-                return "%"
-            value = values[taken] if taken < len(values) else ""
-            taken += 1
-            return value
-
-        out.append(re.sub(r"%%|%[-0-9.]*[sdqb]", place, form))
-        values = values[taken:]
-        if not values or not taken:
+    form, values, out = escaped(args[0]), iter(args[1:]), []
+    places = len(re.findall(r"(?<!%)%[-0-9.]*[sdqb]", form))
+    for _ in range(max(1, -(-len(args[1:]) // max(1, places)))):  # the format is used again as long as there are values
+        out.append(re.sub(r"%%|%[-0-9.]*[sdqb]", lambda match: "%" if match[0] == "%%" else next(values, ""), form))
+        if not places:
             break
     return "".join(out), "", 0
 
@@ -222,7 +213,9 @@ def wc(shell, args, stdin):
     rows = [([text.count("\n"), len(text.split()), len(text)], name) for name, text in texts]
     if len(rows) > 1:
         rows.append(([sum(column) for column in zip(*(counts for counts, _ in rows), strict=True)], "total"))
-    width = 1 if len(rows) == 1 and len(shown) == 1 else max(len(str(n)) for counts, _ in rows for n in counts) if rows else 1
+    width = max((len(str(n)) for counts, _ in rows for n in counts), default=1)
+    if len(rows) == 1:
+        width = 1 if len(shown) == 1 else 7 if rows[0][1] == "-" else width
     out = ""
     for counts, name in rows:
         picked = [counts["lwc".index(letter)] for letter in shown]
@@ -277,12 +270,32 @@ def cut(shell, args, stdin):
 @command("tr")
 def tr(shell, args, stdin):
     flags, sets = options(args)
-    sets = [escaped(text) for text in sets]
+    sets = [re.sub(r"(\w)-(\w)", lambda m: "".join(map(chr, range(ord(m[1]), ord(m[2]) + 1))), escaped(text)) for text in sets]
     if "d" in flags and sets:
         return "".join(char for char in stdin if char not in sets[0]), "", 0
     if len(sets) != 2 or not sets[1]:
         return "", "tr: missing operand\n", 1
     return stdin.translate({ord(a): sets[1][min(i, len(sets[1]) - 1)] for i, a in enumerate(sets[0])}), "", 0
+
+
+@command("diff")
+def diff_files(shell, args, stdin):
+    flags, paths = options(args, "U")
+    texts, errors = read_files(shell, "diff", paths, stdin)
+    if len(texts) != 2 or errors:
+        return "", errors or "diff: missing operand\n", 2
+    (old, a), (new, b) = ((name, lines_of(text)) for name, text in texts)
+    if a == b:
+        return "", "", 0
+    if "u" in flags or "U" in flags:
+        return "".join(difflib.unified_diff(a, b, old, new)), "", 1
+    out = ""
+    for tag, i, j, m, n in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            left, right = (f"{x + 1},{y}" if y > x + 1 else str(y if y == x else x + 1) for x, y in ((i, j), (m, n)))
+            out += f"{left}{tag[0] if tag != 'replace' else 'c'}{right}\n" + "".join(f"< {line}" for line in a[i:j])
+            out += "---\n" * (tag == "replace") + "".join(f"> {line}" for line in b[m:n])
+    return out, "", 1
 
 
 @command("tee")

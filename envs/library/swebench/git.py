@@ -48,7 +48,8 @@ def git(shell, args, stdin):
             return "", f"error: pathspec '{missing or ' '.join(words)}' did not match any file(s) known to git\n", 1
         for path in chosen & source.keys():
             shell.tree[f"{ROOT}/{path}"] = source[path]
-        return "", f"Updated {len(chosen & source.keys())} paths from the index\n", 0
+        count = len(chosen & source.keys())
+        return "", "" if name == "restore" or "--" in rest else f"Updated {count} path{'s' * (count != 1)} from the index\n", 0
     if name == "add":
         every = bool({"-A", "--all", "-u"} & set(flags))
         chosen, missing = selection(shell, [] if every else words, {*now, *shell.index})
@@ -71,7 +72,8 @@ def git(shell, args, stdin):
             return shell.head[path], "", 0
         return "", f"fatal: path '{path}' does not exist in 'HEAD'\n", 128
     if name in ("log", "show"):
-        return "commit " + digest("".join(shell.head))[:40] + "\n\n    Initial commit\n", "", 0
+        mark = digest("".join(shell.head))
+        return f"{mark[:7]} Initial commit\n" if "--oneline" in flags else f"commit {mark}\n\n    Initial commit\n", "", 0
     if name == "ls-files":
         return "".join(path + "\n" for path in sorted(shell.index)), "", 0
     if name == "rev-parse":
@@ -125,7 +127,10 @@ def stat(old, new, paths):
         plus, minus = plus + a, minus + b
         lines.append(f" {path} | {a + b} {'+' * min(a, 30)}{'-' * min(b, 30)}")
     if paths:
-        lines.append(f" {len(paths)} file{'s' * (len(paths) > 1)} changed, {plus} insertions(+), {minus} deletions(-)")
+        lines.append(
+            f" {len(paths)} file{'s' * (len(paths) > 1)} changed, "
+            f"{plus} insertion{'s' * (plus != 1)}(+), {minus} deletion{'s' * (minus != 1)}(-)"
+        )
     return "".join(line + "\n" for line in lines)
 
 

@@ -29,6 +29,11 @@ class Python(Statements, Expressions):
         self.system = {"argv": list(argv), "path": [cwd], "exit": self.leave, "version": "3.11", "maxsize": 2**63 - 1}
         self.native = NATIVE_MODULES | {
             "sys": self.system,
+            "os": {
+                "path": NativeModule("os.path", PATHS | {"abspath": self.absolute, "exists": self.exists}),
+                "getcwd": lambda: cwd,
+                "environ": {},
+            },
             "pytest": {"raises": Raises},
             "pathlib": {"Path": lambda text=".": Path(self, text)},
         }
@@ -50,6 +55,10 @@ class Python(Statements, Expressions):
 
     def absolute(self, path):
         return normal(path if path.startswith("/") else f"{self.cwd}/{path}")
+
+    def exists(self, path):
+        path = self.absolute(path)
+        return path in self.tree or any(other.startswith(f"{path}/") for other in self.tree)
 
     def open(self, path, mode="r", encoding=None, newline=None):
         path = path.path if isinstance(path, Path) else path

@@ -75,9 +75,10 @@ def grep_text(text, wanted, flags, numbers, name):
         return hits, bool(hits)
     before, after = max(numbers["B"], numbers["C"]), max(numbers["A"], numbers["C"])
     shown, out, last = set(hits), [], None
+    parted = before + after > 0 and "o" not in flags
     around = sorted({j for i in hits for j in range(max(0, i - before), min(len(lines), i + after + 1))})
     for i in around:
-        if last is not None and i > last + 1:
+        if parted and last is not None and i > last + 1:
             out.append("--\n")
         last = i
         mark = ":" if i in shown else "-"
@@ -105,7 +106,7 @@ def find(shell, args, stdin):
             continue
         if arg in ("-name", "-iname"):
             fold = str.lower if arg == "-iname" else str
-            test = lambda path, v=fold(value), fold=fold: fits(fold(path.rpartition("/")[2]), v)  # noqa: E731
+            test = lambda path, v=value, fold=fold: fits(fold(path.rpartition("/")[2]), fold(v))  # noqa: E731
         elif arg in ("-path", "-wholename"):
             test = lambda path, v=value: fits(path, v)  # noqa: E731
         elif arg == "-type":

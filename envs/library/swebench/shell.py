@@ -12,6 +12,7 @@ MAX_OUTPUT = 300_000  # characters of one command
 MAX_TREE = 2_000_000  # characters of all files
 MAX_FILES = 400
 MAX_RUNS = 300  # simple commands of one command line
+ADDRESS = re.compile(r"\b0x[0-9a-f]{9,}")  # where an object lies differs between two runs of the same episode
 RESERVED = {"then", "fi", "do", "done", "else", "elif"}
 ENVIRONMENT = {"HOME": "/root", "PWD": ROOT, "PATH": "/usr/local/bin:/usr/bin:/bin", "PAGER": "cat", "USER": "root", "SHELL": "/bin/bash"}
 
@@ -32,7 +33,7 @@ class Shell:
 
     def run(self, command):
         """Runs one command line in a new subshell: (output with errors, return code)."""
-        self.cwd, self.variables, self.runs = ROOT, dict(ENVIRONMENT), 0
+        self.cwd, self.variables, self.runs = ROOT, dict(ENVIRONMENT) | {"?": "0"}, 0
         before = dict(self.tree)
         try:
             if len(command) > MAX_COMMAND:
@@ -42,11 +43,12 @@ class Shell:
                 raise ShellError("bash: write error: No space left on device", 1)
         except ShellError as error:
             self.tree = before
-            return f"{error.args[0]}\n", error.args[1]
+            shown = f"bash: -c: line 1: `{command}'\n" if "near unexpected token" in error.args[0] else ""
+            return f"{error.args[0]}\n{shown}", error.args[1]
         except RecursionError:
             self.tree = before
             return "bash: the command line is nested too deeply\n", 2
-        return out, code
+        return ADDRESS.sub("0x7f0000000000", out), code
 
     def script(self, text, stdin=""):
         tokens = tokenise(text)
@@ -68,6 +70,7 @@ class Shell:
             if run and not skip:
                 out.append(text)
                 code = result
+                self.variables["?"] = str(code)
             if sum(map(len, out)) > MAX_OUTPUT:
                 raise ShellError("bash: the command prints more than the sandbox allows", 1)
             if position < len(tokens):
@@ -267,7 +270,7 @@ class Shell:
         fields, current, globbed, quoted = [], "", "", False
         for text, how in word:
             if how in ("plain", "double", "heredoc"):
-                text = self.substitute(text)
+                text = self.substitute(text, split=how == "plain")
             if how == "plain" and "\x00" in text:
                 pieces = text.split("\x00")
                 for piece in pieces[:-1]:
@@ -294,19 +297,19 @@ class Shell:
             result += self.braces([match[1] + choice + match[3] for choice in match[2].split(",")][:64]) if match else [word]
         return result
 
-    def substitute(self, text):
-        """`$VAR`, `${VAR}` and `$(...)`; words that come out of it are parted by NUL where they are not quoted."""
+    def substitute(self, text, split):
+        """`$VAR`, `${VAR}` and `$(...)`; `split` parts the words that come out of it by NUL."""
         result, position = [], 0
         while position < len(text):
             if text.startswith("$(", position) and not text.startswith("$((", position):
                 close = _closing(text, position + 1)
                 out, _ = self.script(text[position + 2 : close - 1])
-                result.append("\x00".join(out.split()) if "\n" in out.strip() else out.strip())
+                result.append("\x00".join(out.split()) if split else out.rstrip("\n"))
                 position = close
                 continue
             match = re.compile(r"\$(?:\{(\w+)\}|(\w+|\?))").match(text, position)
             if match:
-                result.append(self.variables.get(match[1] or match[2], "0" if match[2] == "?" else ""))
+                result.append(self.variables.get(match[1] or match[2], ""))
                 position = match.end()
             else:
                 result.append(text[position])

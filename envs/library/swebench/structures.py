@@ -9,7 +9,6 @@ import re
 
 def chain(w, depth):
     """A surface function, `depth` calls below it the one that may be wrong; every layer changes the value a little."""
-    rng = w.rng
     names = [
         w.name("settle", "charge", "quote", "evaluate", "assess", "appraise", "tally", "rate", "measure", "score") for _ in range(depth)
     ]

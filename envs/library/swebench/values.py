@@ -284,6 +284,12 @@ BUILTINS = {
     )
 } | {"range": _range, "iter": lambda values: iter(values), "isinstance": _isinstance, "issubclass": _issubclass, "type": _type, "object": object, "BaseException": Exception, "NotImplemented": NotImplemented}  # fmt: skip
 
+PATHS = {
+    "join": lambda first, *rest: functools.reduce(lambda a, b: b if b.startswith("/") else f"{a.rstrip('/')}/{b}", rest, first),
+    "dirname": lambda path: path.rpartition("/")[0],
+    "basename": lambda path: path.rpartition("/")[2],
+}
+
 BINARY = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitOr: operator.or_, ast.BitAnd: operator.and_, ast.BitXor: operator.xor,
