@@ -292,7 +292,7 @@ def run_script(tree, source, path, cwd=ROOT, argv=()):
     except Unsupported as limit:
         return "".join(python.out) + f"python: {limit} (scripts are emulated here; submit to have the change judged)\n", 1
     except SyntaxError as error:
-        return "".join(python.out) + f'  File "{path}", line {error.lineno}\n    {(error.text or "").strip()}\n{describe(error)}\n', 1
+        return "".join(python.out) + f'  File "{path}", line {error.lineno}\n    {(error.text or "").strip()}\n{type(error).__name__}: {error.msg}\n', 1
     except Exception as error:  # whatever the program raises is the program's
         return "".join(python.out) + traceback(python, error) + "\n", 1
     return "".join(python.out), 0
