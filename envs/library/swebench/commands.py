@@ -431,7 +431,7 @@ def python(shell, args, stdin):
         if path not in shell.tree:
             return "", f"python: can't open file '{path}': [Errno 2] No such file or directory\n", 2
         source = shell.tree[path]
-    out, code = run_script(shell.tree, source, path, shell.cwd, [path, *rest])
+    out, code, shell.steps = run_script(shell.tree, source, path, shell.cwd, [path, *rest], shell.steps)
     return out, "", code
 
 

@@ -48,7 +48,7 @@ class Statements:
             old.extend(value)
             put(old)
         else:
-            put(binary(type(node.op), old, value))
+            put(self.weighed(binary(type(node.op), old, value)))
 
     def assign(self, target, value, env):
         if isinstance(target, ast.Name):
@@ -282,7 +282,7 @@ class Expressions:
         return slice(*(self.evaluate(part, env) if part else None for part in (node.lower, node.upper, node.step)))
 
     def BinOp(self, node, env):
-        return binary(type(node.op), self.evaluate(node.left, env), self.evaluate(node.right, env))
+        return self.weighed(binary(type(node.op), self.evaluate(node.left, env), self.evaluate(node.right, env)))
 
     def UnaryOp(self, node, env):
         return UNARY[type(node.op)](self.evaluate(node.operand, env))
@@ -299,7 +299,10 @@ class Expressions:
         left = self.evaluate(node.left, env)
         result = True
         for op, right in zip(node.ops, node.comparators, strict=True):
-            right = self.evaluate(right, env)
+            right = self.weighed(self.evaluate(right, env))
+            if type(left) in CONTAINERS and type(right) in CONTAINERS:
+                bulk(left)
+                bulk(right)
             result = COMPARE[type(op)](left, right)
             if not result:
                 break
@@ -324,7 +327,15 @@ class Expressions:
             kwargs.update(value if keyword.arg is None else {keyword.arg: value})
         if not callable(function) or isinstance(function, Instance) and function.cls.find("__call__") is None:
             raise TypeError(f"{type(function).__name__!r} object is not callable")
-        return function(*args, **kwargs)
+        for arg in args:
+            self.weighed(arg)
+        return self.weighed(function(*(map(bulk, args) if function is str else args), **kwargs))
+
+    def weighed(self, value):
+        """The value; a large one costs steps, so that their number bounds memory too."""
+        if type(value) in SIZED:
+            self.steps -= len(value) // 32
+        return value
 
     def Lambda(self, node, env):
         return self.make_function("<lambda>", node, env)
@@ -387,7 +398,7 @@ class Expressions:
         return dict(self.over(node, env, lambda inner: (self.evaluate(node.key, inner), self.evaluate(node.value, inner))))
 
     def JoinedStr(self, node, env):
-        return "".join(str(self.evaluate(part, env)) for part in node.values)
+        return "".join(bulk([str(self.evaluate(part, env)) for part in node.values]))
 
     def FormattedValue(self, node, env):
         value = self.evaluate(node.value, env)

@@ -67,7 +67,7 @@ class Python(Statements, Expressions):
         return File(self.tree, self.absolute(path), mode.replace("t", ""))
 
     def print(self, *values, sep=" ", end="\n", file=None, flush=False):
-        text = (" " if sep is None else sep).join(map(str, values)) + ("\n" if end is None else end)
+        text = (" " if sep is None else sep).join(map(str, bulk(values))) + ("\n" if end is None else end)
         self.printed += len(text)
         if self.printed > MAX_SIZE:
             raise Unsupported("the program prints more than the sandbox allows")
@@ -101,6 +101,12 @@ class Python(Statements, Expressions):
         self.frames.append(frame)
         try:
             self.block(body, env)
+        except (_Break, _Continue):
+            raise SyntaxError("'break' or 'continue' outside a loop") from None
+        except _Return:
+            if name != "<module>":
+                raise
+            raise SyntaxError("'return' outside function") from None
         except Exception as error:
             if self.failed is not error:
                 self.failed, self.trace = error, [list(entry) for entry in self.frames]
@@ -234,10 +240,15 @@ class Python(Statements, Expressions):
             if name in NATIVE_ATTRIBUTES[type(value)]:
                 return getattr(value, name)
         elif name in METHODS.get(type(value), ()):
+            self.weighed(value)
             if name in LEFT_OUT:
                 raise Unsupported(f"{type(value).__name__}.{name} is not emulated")
             if name == "format" and isinstance(value, str):
+                if value.count("{") > 100:
+                    raise MemoryError("this format is more than the sandbox allows")
                 return lambda *args, **kwargs: _Formatter().vformat(value, args, kwargs)
+            if name in ("join", "replace") and isinstance(value, str):
+                return grown(value, name)
             return bounded(getattr(value, name)) if name in WIDE else getattr(value, name)
         raise AttributeError(
             f"{(value.cls.name if isinstance(value, Instance) else type(value).__name__)!r} object has no attribute {name!r}"
@@ -282,17 +293,17 @@ def describe(error):
     return f"{name}: {text}" if text else name
 
 
-def run_script(tree, source, path, cwd=ROOT, argv=()):
-    """Runs a program: (what it prints, exit status). The tree is changed by the files that it writes."""
-    python = Python(tree, cwd, argv)
+def run_script(tree, source, path, cwd, argv, steps):
+    """Runs a program: (what it prints, exit status, steps that are left). The tree is changed by the files that it writes."""
+    python, code, end = Python(tree, cwd, argv, steps), 0, ""
     try:
         python.run_module("__main__", path, source)
     except Exit as leave:
-        return "".join(python.out), leave.args[0] & 255
+        code = leave.args[0] & 255
     except Unsupported as limit:
-        return "".join(python.out) + f"python: {limit} (scripts are emulated here; submit to have the change judged)\n", 1
+        code, end = 1, f"python: {limit} (scripts are emulated here; submit to have the change judged)\n"
     except SyntaxError as error:
-        return "".join(python.out) + f'  File "{path}", line {error.lineno}\n    {(error.text or "").strip()}\n{type(error).__name__}: {error.msg}\n', 1
+        code, end = 1, f'  File "{path}", line {error.lineno or 1}\n    {(error.text or "").strip()}\n{type(error).__name__}: {error.msg}\n'
     except Exception as error:  # whatever the program raises is the program's
-        return "".join(python.out) + traceback(python, error) + "\n", 1
-    return "".join(python.out), 0
+        code, end = 1, traceback(python, error) + "\n"
+    return "".join(python.out) + end, code, python.steps

@@ -82,7 +82,7 @@ def translate(text, extended):
             lead = "^" if inner.startswith("^") else ""
             inner = inner[len(lead) :].replace("\\", "\\\\")
             classes = re.findall(r"\[:(\w+):\]", inner)
-            inner = re.sub(r"\[:\w+:\]", "", inner).replace("[", r"\[").replace("]", r"\]")
+            inner = re.sub(r"([\[\]&~|])", r"\\\1", re.sub(r"\[:\w+:\]", "", inner))
             out.append(f"[{lead}{inner}{''.join(CLASSES.get(name, '') for name in classes)}]")
             position = end + 1
         elif char in special and not extended:

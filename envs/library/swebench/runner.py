@@ -118,6 +118,7 @@ def report(shell, items, problems, left_out, verbose, quiet, stop):
         for name in names:
             done += 1
             failure = run_test(python, file, name)
+            shell.steps = python.steps
             failures += [(shown, name, failure)] if failure else []
             passed += failure is None
             marks += "F" if failure else "."
@@ -153,7 +154,7 @@ def report(shell, items, problems, left_out, verbose, quiet, stop):
 
 def load(shell, file):
     """A test file as a module: (interpreter, None), or (None, what went wrong)."""
-    python = Python(dict(shell.tree), ROOT)
+    python = Python(dict(shell.tree), ROOT, steps=shell.steps)
     name = file.rpartition("/")[2].removesuffix(".py")
     try:
         python.run_module(name, file, shell.tree[file])

@@ -9,9 +9,9 @@ import re
 
 MAX_COMMAND = 50_000
 MAX_OUTPUT = 300_000  # characters of one command
-MAX_TREE = 2_000_000  # characters of all files
+MAX_TREE = 400_000  # characters of all files
 MAX_FILES = 400
-MAX_RUNS = 300  # simple commands of one command line
+MAX_RUNS = 100  # simple commands of one command line
 ADDRESS = re.compile(r"\b0x[0-9a-f]{9,}")  # where an object lies differs between two runs of the same episode
 RESERVED = {"then", "fi", "do", "done", "else", "elif"}
 ENVIRONMENT = {"HOME": "/root", "PWD": ROOT, "PATH": "/usr/local/bin:/usr/bin:/bin", "PAGER": "cat", "USER": "root", "SHELL": "/bin/bash"}
@@ -29,11 +29,11 @@ class Shell:
         self.index = dict(files)
         self.tree = {f"{ROOT}/{path}": text for path, text in files.items()}
         self.folders = set()
-        self.cwd, self.variables, self.runs = ROOT, {}, 0
+        self.cwd, self.variables, self.runs, self.steps = ROOT, {}, 0, MAX_STEPS
 
     def run(self, command):
         """Runs one command line in a new subshell: (output with errors, return code)."""
-        self.cwd, self.variables, self.runs = ROOT, dict(ENVIRONMENT) | {"?": "0"}, 0
+        self.cwd, self.variables, self.runs, self.steps = ROOT, dict(ENVIRONMENT) | {"?": "0"}, 0, MAX_STEPS
         before = dict(self.tree)
         try:
             if len(command) > MAX_COMMAND:
@@ -48,7 +48,7 @@ class Shell:
         except RecursionError:
             self.tree = before
             return "bash: the command line is nested too deeply\n", 2
-        return ADDRESS.sub("0x7f0000000000", out), code
+        return ADDRESS.sub("0x7f0000000000", out).encode("utf-8", "replace").decode(), code
 
     def script(self, text, stdin=""):
         tokens = tokenise(text)
@@ -359,7 +359,7 @@ class Shell:
         self.tree[path] = text
 
 
-REDIRECTS = {"&>>", "&>", "2>&1", "1>&2", ">&2", "2>>", "2>", "1>", ">>", ">", "<<<", "<<", "<"}
+REDIRECTS = ("&>>", "&>", "2>&1", "1>&2", ">&2", "2>>", "2>", "1>", ">>", ">", "<<<", "<<", "<")
 
 
 def _plain(token):

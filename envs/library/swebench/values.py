@@ -211,6 +211,50 @@ def bounded(function):
     return call
 
 
+def bulk(value, room=MAX_SIZE):
+    """Refuses a value whose text, with all that is inside it, would be longer than about `room`."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str | list | tuple | dict | set | frozenset | collections.deque):
+            room -= len(item)
+            if room < 0:
+                raise MemoryError("this value is more than the sandbox allows")
+            if isinstance(item, dict):
+                stack += [*item.keys(), *item.values()]
+            elif not isinstance(item, str):
+                stack += item
+    return value
+
+
+def checked(function):
+    """A native function of whole values, refused where they are huge."""
+
+    @functools.wraps(function, assigned=("__name__",))
+    def call(*args, **kwargs):
+        bulk(args)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def grown(text, name):
+    """str.join and str.replace, refused where the result would be huge."""
+
+    def join(parts):
+        parts = list(parts)
+        bulk(parts, MAX_SIZE - len(text) * len(parts))
+        return text.join(parts)
+
+    def replace(old, new, count=-1):
+        places = text.count(old) if old else len(text) + 1
+        if len(text) + places * (len(new) - len(old)) > MAX_SIZE:
+            raise MemoryError("this value is more than the sandbox allows")
+        return text.replace(old, new, count)
+
+    return {"join": join, "replace": replace}[name]
+
+
 class _Formatter(string.Formatter):
     def get_field(self, field_name, args, kwargs):
         if "." in field_name or "[" in field_name:
@@ -224,7 +268,7 @@ class _Formatter(string.Formatter):
 def spell(value, spec):
     if any(len(digits) > 3 for digits in "".join(c if c.isdigit() else " " for c in spec).split()):
         raise ValueError("this width is more than the sandbox allows")
-    return format(str(value) if isinstance(value, Instance) else value, spec)
+    return format(str(value) if isinstance(value, Instance) else bulk(value), spec)
 
 
 def _range(*args):
@@ -264,8 +308,8 @@ TYPES = (
     type({}.keys()), type({}.values()), type({}.items()), *EXCEPTIONS,
 )  # fmt: skip
 METHODS = {cls: frozenset(name for name in dir(cls) if not name.startswith("_")) for cls in TYPES}
-LEFT_OUT = {"today", "fromtimestamp", "strftime", "format_map", "encode", "translate", "maketrans", "to_bytes", "from_bytes"}
-WIDE = {"center", "ljust", "rjust", "zfill", "expandtabs"}
+LEFT_OUT = {"today", "fromtimestamp", "strftime", "format_map", "encode", "translate", "maketrans", "to_bytes", "from_bytes", "expandtabs"}
+WIDE = {"center", "ljust", "rjust", "zfill"}
 MATH = {name: getattr(math, name) for name in "ceil floor sqrt gcd lcm isclose pi e inf nan hypot log log2 log10 fabs trunc fsum".split()}
 NATIVE_MODULES = {
     "math": MATH,
@@ -279,11 +323,16 @@ NATIVE_MODULES = {
 BUILTINS = {
     f.__name__: f
     for f in (
-        abs, all, any, bool, callable, chr, dict, divmod, enumerate, filter, float, frozenset, int, len, list, map, max, min, ord, repr,
-        reversed, round, set, slice, sorted, str, sum, tuple, zip, bin, hex, oct, next, *EXCEPTIONS,
+        abs, all, any, bool, callable, chr, dict, divmod, enumerate, filter, float, frozenset, int, len, list, map, max, min, ord,
+        reversed, round, set, slice, sorted, str, tuple, zip, bin, hex, oct, next, *EXCEPTIONS,
     )
-} | {"range": _range, "iter": lambda values: iter(values), "isinstance": _isinstance, "issubclass": _issubclass, "type": _type, "object": object, "BaseException": Exception, "NotImplemented": NotImplemented}  # fmt: skip
+} | {
+    "repr": checked(repr), "sum": checked(sum), "range": _range, "iter": lambda values: iter(values), "isinstance": _isinstance,
+    "issubclass": _issubclass, "type": _type, "object": object, "BaseException": Exception, "NotImplemented": NotImplemented,
+}  # fmt: skip
 
+CONTAINERS = (list, tuple, dict)
+SIZED = (str, list, tuple, dict, set, range)
 PATHS = {
     "join": lambda first, *rest: functools.reduce(lambda a, b: b if b.startswith("/") else f"{a.rstrip('/')}/{b}", rest, first),
     "dirname": lambda path: path.rpartition("/")[0],
@@ -324,7 +373,12 @@ def binary(kind, left, right):
         if len(left) + len(right) > MAX_SIZE:
             raise MemoryError("this value is more than the sandbox allows")
     elif kind is ast.Mod and isinstance(left, str):
-        if any(len(word) > 3 for word in "".join(c if c.isdigit() or c == "*" else " " for c in left).split()) or "*" in left:
+        bulk(right)
+        if (
+            any(len(word) > 3 for word in "".join(c if c.isdigit() or c == "*" else " " for c in left).split())
+            or "*" in left
+            or left.count("%") > 100
+        ):
             raise ValueError("this width is more than the sandbox allows")
     return BINARY[kind](left, right)
 
