@@ -334,7 +334,7 @@ class Expressions:
     def weighed(self, value):
         """The value; a large one costs steps, so that their number bounds memory too."""
         if type(value) in SIZED:
-            self.steps -= len(value) // 32
+            self.steps -= len(value) // 8
         return value
 
     def Lambda(self, node, env):

@@ -2,9 +2,10 @@
 
 An agent that repairs code runs it. The locked workers of `programs()` judge an edit when the episode is over; what the agent wants to see
 before that is computed here, from the syntax tree, with the values and methods of a short list of harmless types. Nothing that a program
-can name leads to this process: attributes that begin with an underscore exist only on the program's own classes, every callable is one of
-`BUILTINS`, a listed method, or the program's own, and steps, sizes and depths are bounded. What is left out (async, metaclasses, most of
-the standard library) ends with a message that says so. The verdict never comes from here, so a difference from CPython costs nobody a reward.
+can name leads to this process: attributes that begin with an underscore exist only on the program's own classes, every callable is one
+of `BUILTINS`, a listed method, or the program's own, and steps, sizes and depths are bounded. What is left out (async, metaclasses, most
+of the standard library) ends with a message that says so. The verdict never comes from here, so a difference from CPython costs nobody
+a reward.
 """
 
 import ast

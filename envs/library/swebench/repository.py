@@ -98,7 +98,7 @@ def decode(value):
 
 
 def compose(w, capability, knobs):
-    """The package as text with marked places: (modules {path: [pieces]}, the rule that the task is about, the name of the chain's surface)."""
+    """The package with marked places: (modules {path: [pieces]}, the rule that the task is about, the surface of the chain)."""
     depth = int(knobs["depth"]) if capability == "deep_call_graph_traversal" else 2
     groups, sentence = [chain(w, depth)], ""
     surface = groups[0][0][2]
@@ -319,26 +319,14 @@ def issue_text(rng, example, sentence, kind):
     if "datetime." in snippet:
         snippet = "import datetime\n" + snippet
     lines = [rng.choice(TITLES).format(f"`{example['piece']}`"), "", rng.choice(["Running", "With the current version,", "I tried"])]
-    lines += [
-        "```python",
-        snippet,
-        "```",
-        f"{seen}. {rng.choice(['I expected', 'It should be', 'The right answer is'])} `{decode(example['expected'])}`.",
-    ]
+    wanted = f"{rng.choice(['I expected', 'It should be', 'The right answer is'])} `{decode(example['expected'])}`."
+    lines += ["```python", snippet, "```", f"{seen}. {wanted}", ""]
     if kind == "rule":
-        lines += [
-            "",
-            f"The rule is that {sentence}. The same goes wrong in other functions wherever this rule applies; all of them should follow it.",
-        ]
+        lines.append(f"The rule is that {sentence}. The same goes wrong in other functions to which it applies; all should follow it.")
     elif kind == "clone":
-        lines += ["", f"This is about {sentence} The others like it are right as they are."]
+        lines.append(f"This is about {sentence} The others like it are right as they are.")
     elif kind == "structure":
-        lines = ["Follow the new interface", "", f"What we agreed on: {sentence}.", "", *lines[2:]]
+        lines = ["Follow the new interface", "", f"What we agreed on: {sentence}.", "", *lines[2:-1]]
     else:
-        lines += [
-            "",
-            rng.choice(
-                ["The description of what it should do is right, the values are not.", "I have not found out where this comes from."]
-            ),
-        ]
+        lines.append(rng.choice(["What its description says is right, the values are not.", "I have not found out where this comes from."]))
     return "\n".join(lines)

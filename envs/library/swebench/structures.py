@@ -126,70 +126,32 @@ def rule(w, sites):
     t, p = rng.randint(15, 30), rng.randint(7, 25)
     kind, sentence, right, wrong = rng.choice(
         [
-            ("flag", f"a {w.item} is large from a weight of {t} on, {t} itself included", f"VALUE >= {t}", f"VALUE > {t}"),
-            ("flag", f"a {w.item} is light up to a weight of {t}, {t} itself included", f"VALUE <= {t}", f"VALUE < {t}"),
-            ("amount", f"{p} percent are added to a price and the result is rounded up", f"-(-VALUE * {100 + p} // 100)", f"VALUE * {100 + p} // 100"),
+            ("flag", f"a {w.item} counts from a weight of {t} on, {t} itself included", f"VALUE >= {t}", f"VALUE > {t}"),
+            ("flag", f"a {w.item} counts up to a weight of {t}, {t} itself included", f"VALUE <= {t}", f"VALUE < {t}"),
+            ("amount", f"{p} percent come on top of a price, rounded up", f"-(-VALUE * {100 + p} // 100)", f"VALUE * {100 + p} // 100"),
             ("amount", f"every started dozen of {w.items} takes one box", "-(-VALUE // 12)", "VALUE // 12"),
-            ("word", "names are compared without surrounding spaces and without regard to case", "VALUE.strip().lower()", "VALUE.lower()"),
+            ("word", "spaces around a name and its case make no difference", "VALUE.strip().lower()", "VALUE.lower()"),
             ("word", "in references a dash counts like a space", 'VALUE.upper().replace("-", " ")', "VALUE.upper()"),
         ]
-    )  # fmt: skip
-    shapes, pieces = list(SHAPES[kind]), []
-    rng.shuffle(shapes)
+    )
+    ways, pieces = list(SHAPES[kind]), []
+    rng.shuffle(ways)
     for index in range(sites):
-        names, text, arguments = shapes[index % len(shapes)]
+        names, text = ways[index % len(ways)]
         name = w.name(*names)
-        spelled = re.sub(r"RULE\((\w+)\)", lambda m: f"«rule|{right.replace('VALUE', m[1])}|{wrong.replace('VALUE', m[1])}»", text)
-        code = "\n" + spelled.replace("NAME", name).replace("ITEMS", w.items).replace("DOC", sentence[0].upper() + sentence[1:] + ".")
+        text = re.sub(r"RULE\((\w+)\)", lambda m: f"«rule|{right.replace('VALUE', m[1])}|{wrong.replace('VALUE', m[1])}»", text)
+        code = "\n" + text.replace("NAME", name).replace("ITEMS", w.items).replace("DOC", sentence[0].upper() + sentence[1:] + ".")
 
-        def cases(rng, name=name, arguments=arguments):
+        def cases(rng, name=name, pairs="(rows" in text):
             if kind == "word":
                 base = rng.sample(["north hall", "east-wing", "Upper Deck", "old-mill", "Gate"], 3)
                 values = [rng.choice([x, f" {x}", x.upper(), x.replace("-", " ")]) for x in [*base, rng.choice(base)]]
             else:
                 values = [rng.choice([t, t - 1, t + 1, rng.randint(1, 40), 12 * rng.randint(1, 3)]) for _ in range(rng.randint(2, 4))]
-            return [], f"{name}({arguments(values, rng)})"
+            return [], f"{name}({list(zip(rng.sample(WORDS, len(values)), values, strict=True)) if pairs else values})"
 
         pieces.append((code, cases, name))
     return pieces, sentence
-
-
-def _rows(values, rng):
-    return [(word, value) for word, value in zip(rng.sample(WORDS, len(values)), values, strict=True)]
-
-
-SHAPES = {
-    "flag": [
-        (["how_many", "count_matching"], 'def NAME(values):\n    """How many of the ITEMS count. DOC"""\n    count = 0\n    for value in values:\n        if RULE(value):\n            count += 1\n    return count\n', lambda v, rng: v),
-        (["chosen", "matching"], 'def NAME(rows):\n    """The names of the ITEMS that count, from rows (name, weight). DOC"""\n    return [name for name, weight in rows if RULE(weight)]\n', _rows),
-        (["flags", "marked"], 'def NAME(rows):\n    """For each name whether it counts. DOC"""\n    marks = {}\n    for name, weight in rows:\n        marks[name] = RULE(weight)\n    return marks\n', _rows),
-        (["first_match", "leading"], 'def NAME(values):\n    """The position of the first that counts, or -1. DOC"""\n    for position, weight in enumerate(values):\n        if RULE(weight):\n            return position\n    return -1\n', lambda v, rng: v),
-        (["surcharge", "extra_fee"], 'def NAME(values, fee=3):\n    """The sum of the fees, one for each of the ITEMS that count. DOC"""\n    return sum(fee if RULE(value) else 0 for value in values)\n', lambda v, rng: v),
-        (["parted", "two_groups"], 'def NAME(values):\n    """Those that count, and the others. DOC"""\n    yes, no = [], []\n    for value in values:\n        (yes if RULE(value) else no).append(value)\n    return yes, no\n', lambda v, rng: v),
-        (["weight_sum", "load_of"], 'def NAME(values):\n    """The weight of those that count. DOC"""\n    total = 0\n    for item in values:\n        if not (RULE(item)):\n            continue\n        total += item\n    return total\n', lambda v, rng: v),
-        (["all_match", "uniform"], 'def NAME(values):\n    """Whether all of the ITEMS count. DOC"""\n    return all(RULE(one) for one in values)\n', lambda v, rng: v),
-    ],
-    "amount": [
-        (["sum_up", "grand_total"], 'def NAME(values):\n    """The sum over all ITEMS. DOC"""\n    total = 0\n    for value in values:\n        total += RULE(value)\n    return total\n', lambda v, rng: v),
-        (["per_row", "amounts"], 'def NAME(rows):\n    """The amount of each name, from rows (name, number). DOC"""\n    result = {}\n    for name, number in rows:\n        result[name] = RULE(number)\n    return result\n', _rows),
-        (["highest", "peak"], 'def NAME(values):\n    """The largest amount, 0 if there is none. DOC"""\n    best = 0\n    for value in values:\n        best = max(best, RULE(value))\n    return best\n', lambda v, rng: v),
-        (["listed", "price_list"], 'def NAME(rows):\n    """A line of text for each name. DOC"""\n    lines = []\n    for name, number in rows:\n        amount = RULE(number)\n        lines.append(f"{name}: {amount}")\n    return lines\n', _rows),
-        (["affordable", "within_budget"], 'def NAME(values, budget=60):\n    """How many of the ITEMS, taken in order, the budget pays for. DOC"""\n    for count, value in enumerate(values):\n        budget -= RULE(value)\n        if budget < 0:\n            return count\n    return len(values)\n', lambda v, rng: v),
-        (["running_total", "ledger_lines"], 'def NAME(values):\n    """The sums so far, one after each of the ITEMS. DOC"""\n    sums, total = [], 0\n    for value in values:\n        total = total + RULE(value)\n        sums.append(total)\n    return sums\n', lambda v, rng: v),
-        (["difference", "span_of"], 'def NAME(values):\n    """The difference between the largest and the smallest amount. DOC"""\n    amounts = sorted(RULE(value) for value in values)\n    return amounts[-1] - amounts[0]\n', lambda v, rng: v),
-        (["ordered_names", "by_amount"], 'def NAME(rows):\n    """Pairs (amount, name), the smallest first. DOC"""\n    return sorted((RULE(number), name) for name, number in rows)\n', _rows),
-    ],
-    "word": [
-        (["distinct", "unique_names"], 'def NAME(names):\n    """The different names, sorted, in the form in which they are compared. DOC"""\n    return sorted({RULE(name) for name in names})\n', lambda v, rng: v),
-        (["frequency", "counted"], 'def NAME(names):\n    """How often each name occurs. DOC"""\n    counts = {}\n    for name in names:\n        key = RULE(name)\n        counts[key] = counts.get(key, 0) + 1\n    return counts\n', lambda v, rng: v),
-        (["same_name", "equal_first_last"], 'def NAME(names):\n    """Whether the first and the last name are the same. DOC"""\n    first, last = names[0], names[-1]\n    return RULE(first) == RULE(last)\n', lambda v, rng: v),
-        (["positions", "where"], 'def NAME(names):\n    """At which place each name stands first. DOC"""\n    places = {}\n    for place, name in enumerate(names):\n        places.setdefault(RULE(name), place)\n    return places\n', lambda v, rng: v),
-        (["joined_names", "listing"], 'def NAME(names):\n    """All names in one line. DOC"""\n    return "; ".join(RULE(name) for name in names)\n', lambda v, rng: v),
-        (["repeated", "twice"], 'def NAME(names):\n    """Names that occur again later. DOC"""\n    seen, found = set(), []\n    for name in names:\n        key = RULE(name)\n        if key in seen:\n            found.append(key)\n        seen.add(key)\n    return found\n', lambda v, rng: v),
-        (["longest_name", "widest"], 'def NAME(names):\n    """The length of the longest name. DOC"""\n    width = 0\n    for name in names:\n        width = max(width, len(RULE(name)))\n    return width\n', lambda v, rng: v),
-        (["index_names", "register_names"], 'def NAME(names):\n    """Pairs (number, name), counted from 1. DOC"""\n    pairs = []\n    for number, name in enumerate(names, start=1):\n        pairs.append((number, RULE(name)))\n    return pairs\n', lambda v, rng: v),
-    ],
-}  # fmt: skip
 
 
 def clones(w, count):
@@ -197,15 +159,28 @@ def clones(w, count):
     rng = w.rng
     places = rng.sample(WORDS, count)
     verb = rng.choice(["total", "usage", "figure", "sum"])
+    condition, amount = "        if value OP limit:\n            total += value\n", "        total += OP\n"
     doc, special, lines, right, wrong = rng.choice(
         [
-            ("Values above the limit count.", "Values from the limit on count, the limit included.", "        if value OP limit:\n            total += value\n", ">=", ">"),
-            ("Values below the limit count.", "Values up to the limit count, the limit included.", "        if value OP limit:\n            total += value\n", "<=", "<"),
-            ("Every full limit counts once.", "Every started limit counts once.", "        total += OP\n", "-(-value // limit)", "value // limit"),
-            ("Each value counts at most the limit.", "Each value counts at least the limit.", "        total += OP(value, limit)\n", "max", "min"),
-            ("What is beyond the limit counts.", "What is missing to the limit counts.", "        total += max(OP, 0)\n", "limit - value", "value - limit"),
+            ("Values above the limit count.", "Values from the limit on count, the limit included.", condition, ">=", ">"),
+            ("Values below the limit count.", "Values up to the limit count, the limit included.", condition, "<=", "<"),
+            ("Every full limit counts once.", "Every started limit counts once.", amount, "-(-value // limit)", "value // limit"),
+            (
+                "Each value counts, at most the limit.",
+                "Each value counts, at least the limit.",
+                amount,
+                "max(value, limit)",
+                "min(value, limit)",
+            ),
+            (
+                "What is beyond the limit counts.",
+                "What is missing to the limit counts.",
+                amount,
+                "max(limit - value, 0)",
+                "max(value - limit, 0)",
+            ),
         ]
-    )  # fmt: skip
+    )
     chosen, pieces = rng.randrange(count), []
     for index, place in enumerate(places):
         name, limit = w.name(f"{place}_{verb}"), rng.randint(4, 12)
@@ -232,31 +207,19 @@ def interface(w, users):
     return w.rng.choice([renamed_field, added_parameter, richer_result])(w, users)
 
 
-USES = [
-    (["bill_total", "overall_sum"], "The sum over all rows.", "    total = 0\n    for row in rows:\n        total += USE(row)\n    return total\n"),
-    (["row_values", "value_list"], "The value of every row, in order.", "    return [USE(row) for row in rows]\n"),
-    (["best_row", "largest_row"], "The largest value, 0 without rows.", "    return max([USE(row) for row in rows], default=0)\n"),
-    (["value_lines", "printed"], "A line of text per row.", '    lines = []\n    for row in rows:\n        lines.append(row["name"] + " " + str(USE(row)))\n    return lines\n'),
-    (["by_name", "value_map"], "The value of each name.", '    result = {}\n    for row in rows:\n        result[row["name"]] = USE(row)\n    return result\n'),
-    (["costly", "above_ten"], "The names whose value is above 10.", '    return [row["name"] for row in rows if USE(row) > 10]\n'),
-    (["sums_so_far", "accumulated"], "The sums so far.", "    sums, total = [], 0\n    for row in rows:\n        total += USE(row)\n        sums.append(total)\n    return sums\n"),
-    (["value_order", "cheapest_first"], "The names, smallest value first.", '    order = sorted(rows, key=lambda row: (USE(row), row["name"]))\n    return [row["name"] for row in order]\n'),
-]  # fmt: skip
-
-
-def user_pieces(w, users, right, wrong, needed, row):
+def user_pieces(w, users, right, wrong, row, doc=""):
     """Functions over rows (dicts) that take a row's value by the expression `right` (or `wrong`) of `row`."""
-    shapes, pieces = list(USES), []
-    w.rng.shuffle(shapes)
+    ways, pieces = list(SHAPES["row"]), []
+    w.rng.shuffle(ways)
     for index in range(users):
-        names, doc, body = shapes[index % len(shapes)]
+        names, text = ways[index % len(ways)]
         name = w.name(*names)
-        code = f'\ndef {name}(rows):\n    """{doc} {needed}"""\n' + body.replace("USE(row)", f"«structure|{right}|{wrong}»")
+        text = text.replace("NAME", name).replace(" DOC", f" {doc}" if doc else "").replace("USE(row)", f"«structure|{right}|{wrong}»")
 
         def cases(rng, name=name):
             return [], f"{name}([{', '.join(row(rng) for _ in range(rng.randint(2, 3)))}])"
 
-        pieces.append((code, cases, name))
+        pieces.append(("\n" + text, cases, name))
     return pieces
 
 
@@ -280,8 +243,8 @@ def {load}(text):
         text = "\n".join(f"{rng.choice(WORDS)} {rng.randint(1, 20)}" for _ in range(2))
         return [], f"{load}({text!r})"
 
-    pieces = user_pieces(w, users, f'row["{new}"]', f'row["{old}"]', "", row)
-    text = f'rows carry their number in the field "{new}" now, as the other systems do; "{old}" is gone everywhere, in what is read as in all that works with rows'
+    pieces = user_pieces(w, users, f'row["{new}"]', f'row["{old}"]', row)
+    text = f'rows carry their number in the field "{new}" now; "{old}" is gone, where rows are read and in all that works with them'
     return [*pieces, (loader, cases, load)], text
 
 
@@ -305,8 +268,10 @@ def {fee}(«structure|number, zone|number»):
     def cases(rng):
         return [], f"{fee}({rng.randint(1, 9)}, {rng.randint(1, 5)})"
 
-    pieces = user_pieces(w, users, f'{fee}(row["number"], row["zone"])', f'{fee}(row["number"])', "", row)
-    text = f"{fee}(number, zone) has to take the zone: in zones above 2, {b} come on top, once. All that computes prices of rows gets the zone from the row's field"
+    pieces = user_pieces(w, users, f'{fee}(row["number"], row["zone"])', f'{fee}(row["number"])', row)
+    text = (
+        f"{fee}(number, zone) has to take the zone, and in zones above 2, {b} come on top, once; whatever prices rows gives it their zone"
+    )
     return [*pieces, (code, cases, fee)], text
 
 
@@ -314,7 +279,7 @@ def richer_result(w, users):
     split, unit = w.name("split_units", "in_packs", "pack_up"), w.rng.randint(4, 8)
     code = f'''
 def {split}(number):
-    """A number of {w.items} as packs of {unit} and single ones: «structure|a dict with the fields packs and singles|a pair (packs, singles)»."""
+    """A number of {w.items} in packs of {unit}, and single ones: «structure|a dict, fields packs and singles|a pair (packs, singles)»."""
     packs, singles = divmod(number, {unit})
     return «structure|{{"packs": packs, "singles": singles}}|packs, singles»
 '''
@@ -325,8 +290,9 @@ def {split}(number):
     def cases(rng):
         return [], f"{split}({rng.randint(1, 40)})"
 
-    pieces = user_pieces(
-        w, users, f'{split}(row["number"])["packs"]', f'{split}(row["number"])[0]', "The value of a row is its packs.", row
+    right, wrong = (f'{split}(row["number"]){index}' for index in ('["packs"]', "[0]"))
+    pieces = user_pieces(w, users, right, wrong, row, "The value of a row is its packs.")
+    text = (
+        f'{split}() has to give a dict with the fields "packs" and "singles" instead of a pair; its users go on giving what they give now'
     )
-    text = f'{split}() has to give a dict with the fields "packs" and "singles" instead of a pair; whatever uses it must go on giving what it gives now'
     return [*pieces, (code, cases, split)], text

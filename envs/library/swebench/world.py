@@ -16,6 +16,7 @@ import re
 # include: blocks_numbers.py
 # include: blocks_text.py
 # include: blocks_state.py
+# include: shapes.py
 # include: structures.py
 # include: repository.py
 # include: patterns.py
@@ -35,11 +36,11 @@ INSTRUCTIONS = """<pr_description>
 </pr_description>
 
 <instructions>
-Change the source files in /testbed, the directory in which every command starts, so that what the description reports is repaired in general,
-not for its example alone. Leave tests and configuration as they are, and change no more than is needed.
+Change the source files in /testbed, the directory in which every command starts, so that what the description reports is repaired in
+general, not for its example alone. Leave tests and configuration as they are, and change no more than is needed.
 
-Each command runs in a new subshell: changes of directory or variables are gone in the next one. Look at the code first, find the cause, edit
-it, and check your change, for instance with `python -m pytest`. The shell is small: no network, nothing interactive.
+Each command runs in a new subshell: changes of directory or variables are gone in the next one. Look at the code first, find the cause,
+edit it, and check your change, for instance with `python -m pytest`. The shell is small: no network, nothing interactive.
 
 Hand in your work as a patch, in three separate commands:
 1. `git diff -- path/of/file > patch.txt`, with the source files that you changed and no others
