@@ -12,9 +12,11 @@ then the text of a capability, `tasks.py`, with TOOLS, HINT and `make_task(seed,
     db          what the tools work on
     request     the user's first message
     facts       [[words, answer], ...]: what the user answers when asked about one of the words
-    actions     the calls that the grader asks for, in order; any other call that changes something costs the reward
+    actions     the calls that the grader asks for: changes, and reads that have to come before them
     told        [{"all", "any", "none"}, ...]: words that one sentence of the agent has to hold all of, one of (if any), and none of
     script      the oracle's actions
+
+and for those who look at tasks anything else, such as `asked`, the changes that the user wants, allowed or not.
 """
 
 import copy
@@ -100,10 +102,26 @@ def says(text, told):
     return False
 
 
-def grade(checks, stray):
-    """1 if all checks passed, up to 0.3 for the share that did, and nothing once something was changed that nobody had asked for."""
-    share = sum(check["passed"] for check in checks.values()) / len(checks)
-    return 0.0 if stray else 1.0 if share == 1.0 else 0.3 * share
+def key_of(name, arguments):
+    """What a call is about: its tool and the value of the first argument that is required, which names the record."""
+    schema = next(tool["function"]["parameters"] for tool in TOOLS if tool["function"]["name"] == name)
+    return name, *(repr(arguments.get(key)) for key in schema.get("required", [])[:1])
+
+
+def likeness(wanted, given):
+    """The share of arguments that are right."""
+    return sum(given.get(key) == value for key, value in wanted.items()) / len(wanted) if wanted else 0.0
+
+
+def grade(credits, slips, strays):
+    """1 if everything was done and nothing else, nothing once a record was changed that nobody had asked for, else up to 0.3.
+
+    Args:
+      credits: of each check, 1 if it passed; of a change that was made in another way the share of its arguments that are right.
+      slips, strays: how many calls changed something in another way than asked, and how many changed something else.
+    """
+    share = sum(credits) / len(credits)
+    return 0.0 if strays else 1.0 if share == 1.0 and not slips else 0.3 * share
 
 
 class Environment:
@@ -140,23 +158,26 @@ class Environment:
 
     def score(self):
         wanted = copy.deepcopy(self.task["db"])
-        matched, checks = set(), {}
+        changes = [position for position in range(len(self.log)) if self._changes(position)]
+        used, checks, credits, keys = set(), {}, [], set()
         for index, action in enumerate(self.task["actions"]):
-            write = action["name"] in WRITES
-            run_tool(wanted, action["name"], action["arguments"])
-            found, nearest = None, None
-            for position, entry in enumerate(self.log):
-                if not write and self._changes(position, action["arguments"]):
-                    break  # too late to look
-                if entry.get("name") == action["name"] and position not in matched:
-                    nearest = position
-                    if not entry["refused"] and (matches if write else finds)(action["arguments"], entry["arguments"]):
-                        found = position
-                        matched.add(position)
-                        break
+            name, arguments = action["name"], action["arguments"]
+            run_tool(wanted, name, arguments)
+            if name in WRITES:
+                keys.add(key_of(name, arguments))
+                tries = [position for position in changes if self._key(position) == key_of(name, arguments) and position not in used]
+                tries.sort(key=lambda position: likeness(arguments, self.log[position]["arguments"]), reverse=True)
+                found = next((position for position in tries if matches(arguments, self.log[position]["arguments"])), None)
+            else:
+                tries, found = self._looks(name, arguments)
+            nearest = found if found is not None else tries[0] if tries else None
+            used.add(found)
+            credits.append(1.0 if found is not None else 0.0)
+            if found is None and name in WRITES and tries:
+                credits[-1] = 0.9 * likeness(arguments, self.log[nearest]["arguments"])
             checks[f"action:{index}"] = {
                 "passed": found is not None,
-                "expected": {**action, "kind": "write" if write else "read"},
+                "expected": {**action, "kind": "write" if name in WRITES else "read"},
                 "actual": None if nearest is None else {key: self.log[nearest][key] for key in ("name", "arguments")},
                 "call": nearest,
             }
@@ -175,15 +196,30 @@ class Environment:
                 "actual": self.log[said[0]]["text"] if said else None,
                 "call": said[0] if said else None,
             }
-        stray = [position for position in range(len(self.log)) if self._changes(position) and position not in matched]
-        return {"reward": grade(checks, stray), "checks": checks}
+        credits += [float(check["passed"]) for name, check in checks.items() if not name.startswith("action")]
+        unused = [position for position in changes if position not in used]
+        strays = [position for position in unused if self._key(position) not in keys]
+        return {"reward": grade(credits, len(unused), len(strays)), "checks": checks}
 
-    def _changes(self, position, about=None):
-        """Whether an entry of the log is a call that changed something, and if asked, that names one of the values of `about`."""
+    def _key(self, position):
+        return key_of(self.log[position]["name"], self.log[position]["arguments"])
+
+    def _changes(self, position):
+        """Whether an entry of the log is a call that changed something."""
         entry = self.log[position]
-        if entry.get("name") not in WRITES or entry["refused"]:
-            return False
-        return about is None or any(value in entry["arguments"].values() for value in about.values())
+        return entry.get("name") in WRITES and not entry["refused"]
+
+    def _looks(self, name, arguments):
+        """The calls of a read, and the one that found what is wanted before that was changed."""
+        tries = []
+        for position, entry in enumerate(self.log):
+            if self._changes(position) and any(value in entry["arguments"].values() for value in arguments.values()):
+                break  # too late to look
+            if entry.get("name") == name and not entry["refused"]:
+                tries.append(position)
+                if finds(arguments, entry["arguments"]):
+                    return tries, position
+        return tries, None
 
 
 def _differences(wanted, actual):
@@ -193,8 +229,8 @@ def _differences(wanted, actual):
 def draw_digits(rng, count):
     """Digits whose neighbours differ, so that a swap of two neighbours is always another value; the first is not 0."""
     digits = [rng.randrange(1, 10)]
-    while len(digits) < count:
-        digits.append(rng.choice([digit for digit in range(10) if digit != digits[-1]]))
+    for _ in range(count - 1):
+        digits.append((digits[-1] + rng.randrange(1, 10)) % 10)
     return "".join(map(str, digits))
 
 

@@ -240,7 +240,7 @@ def show_passenger(passenger):
     return f"{passenger['first_name']} {passenger['last_name']}, born {passenger['dob']}"
 
 
-def make(db, user_id, wishes, actions, looks=(), told=(), said=(), reason="I am ill, so it is for health reasons."):
+def make(db, user_id, wishes, actions, looks=(), told=(), said=(), asked=(), reason="I am ill, so it is for health reasons."):
     """The task of some wishes: `looks` are reads of the oracle that nobody grades, `said` is what it tells at the end."""
     writes = [action for action in actions if action["name"] in WRITES]
     reads = [action for action in actions if action["name"] not in WRITES]
@@ -252,6 +252,7 @@ def make(db, user_id, wishes, actions, looks=(), told=(), said=(), reason="I am 
         "request": " ".join([f"Hi! My user id is {user_id}.", *wishes]),
         "facts": [[["your user id"], f"My user id is {user_id}."], [ASKS_FIRST, YES], [["reason", "why"], reason], [ASKS_LAST, YES]],
         "actions": actions,
+        "asked": list(asked),
         "told": list(told),
         "script": [*looks, *reads, *(ask if writes else []), *writes, {"text": " ".join(said) or "All of it is done."}],
     }

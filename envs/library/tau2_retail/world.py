@@ -293,7 +293,7 @@ def show_method(method):
     return "my PayPal account" if method["source"] == "paypal" else "my gift card"
 
 
-def make(db, user_id, wishes, actions, looks=(), told=(), said=(), reason="It is no longer needed."):
+def make(db, user_id, wishes, actions, looks=(), told=(), said=(), asked=(), reason="It is no longer needed."):
     """The task of some wishes: `looks` are reads of the oracle that nobody grades, `said` is what it tells at the end."""
     for order in db["orders"].values():
         settle(db, order)
@@ -307,6 +307,7 @@ def make(db, user_id, wishes, actions, looks=(), told=(), said=(), reason="It is
         "request": " ".join([f"Hello, my email is {email}.", *wishes]),
         "facts": [[["your email"], f"My email is {email}."], [ASKS_FIRST, YES], [["reason", "why"], reason], [ASKS_LAST, YES]],
         "actions": actions,
+        "asked": list(asked),
         "told": list(told),
         "script": [who, *looks, *reads, *(ask if writes else []), *writes, {"text": " ".join(said) or "All of it is done."}],
     }

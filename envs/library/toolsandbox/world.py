@@ -41,7 +41,7 @@ def add_contact(db, name, phone_number, relationship=None, is_self=False):
     _check_number({"phone_number": phone_number})
     if is_self and search_contacts(db, is_self=True):
         raise ToolError("DuplicateError: Self entry already exists. Cannot add another one.")
-    person_id = _next_id(db)
+    person_id = _new_id(db, name, phone_number)
     contact = {"person_id": person_id, "name": name, "phone_number": phone_number, "relationship": relationship, "is_self": is_self}
     db["contacts"][person_id] = contact
     return person_id
@@ -68,8 +68,9 @@ def send_message_with_phone_number(db, phone_number, content):
     _check_number({"phone_number": phone_number})
     if not db["settings"]["cellular"]:
         raise ToolError("ConnectionError: Cellular service is not enabled")
-    message_id = _next_id(db)
-    db["messages"][message_id] = {"recipient_phone_number": phone_number, "content": plain({"content": content})}
+    text = plain({"content": content})
+    message_id = _new_id(db, phone_number, text)
+    db["messages"][message_id] = {"recipient_phone_number": phone_number, "content": text}
     return message_id
 
 
@@ -111,10 +112,12 @@ def _check_number(arguments):
         raise ToolError(f"ValueError: {number} is not a valid phone number")
 
 
-def _next_id(db):
-    """An id as of a random UUID, which follows from how many there were."""
-    db["settings"]["ids"] += 1
-    return _draw_id(random.Random(f"{db['settings']['serial']} {db['settings']['ids']}"))
+def _new_id(db, *values):
+    """An id like a random UUID; it follows from what it is for, whatever came before."""
+    rng = random.Random(f"{db['settings']['serial']} {values}")
+    while (identifier := _draw_id(rng)) in {**db["contacts"], **db["messages"]}:
+        pass
+    return identifier
 
 
 def _draw_id(rng):
@@ -137,7 +140,7 @@ WRITES = {function.__name__ for function in CHANGES}
 
 def draw_world(rng, records):
     """A phone with `records` contacts and the user's own entry; all services are on, the low battery mode is off."""
-    settings = {"cellular": True, "location_service": True, "low_battery_mode": False, "ids": 0, "serial": rng.randrange(10**9)}
+    settings = {"cellular": True, "location_service": True, "low_battery_mode": False, "serial": rng.randrange(10**9)}
     settings |= {"latitude": rng.randrange(-60000, 60000) / 1000, "longitude": rng.randrange(-170000, 170000) / 1000}
     db = {"contacts": {}, "messages": {}, "settings": settings}
     names = rng.sample(FIRST, records + 1)

@@ -19,7 +19,7 @@ def make_task(seed, knobs):
     reason = "The reason is that my plans have changed." if healthy else "The reason is my health."
     *mine, untouched = rng.sample(user["reservations"], steps + 1)
     foreign = rng.sample(other["reservations"], 2)
-    wishes, actions, told, said = [f"My reservation {untouched} stays as it is."], [], [], []
+    asked, wishes, actions, told, said = [], [f"My reservation {untouched} stays as it is."], [], [], []
     for place in range(steps):
         obstacle = None if rng.random() < knobs["allowed"] else rng.choice(REASONS)
         identifier = foreign.pop() if obstacle == "another account" and foreign else mine[place]
@@ -51,9 +51,10 @@ def make_task(seed, knobs):
                 nonfree_baggages=nonfree,
                 payment_id=payment_id,
             )
+        asked.append(write)
         if obstacle is None:
             actions.append(write)
         else:
             told.append({"all": [identifier, obstacle], "any": [], "none": [word for word in REASONS if word != obstacle]})
             said.append(f"I cannot change {identifier}: {obstacle}.")
-    return make(db, user_id, wishes, actions, told=told, said=said, reason=reason)
+    return make(db, user_id, wishes, actions, told=told, said=said, reason=reason, asked=asked)

@@ -38,6 +38,7 @@ def make_task(seed, knobs):
             while len(reservation["passengers"]) <= most:
                 reservation["passengers"].append(draw_passenger(rng))
             name = "the reservation with the most passengers"
+        actions.append(act("get_reservation_details", reservation_id=reservation["reservation_id"]))
         if rng.random() < 0.5:
             wishes.append(f"I have fallen ill and have to cancel {name}.")
             actions.append(act("cancel_reservation", reservation_id=reservation["reservation_id"]))
@@ -54,10 +55,10 @@ def make_task(seed, knobs):
                     payment_id=card["id"],
                 )
             )
-    order = rng.sample(range(steps), steps)
-    wishes, actions = [wishes[place] for place in order], [actions[place] for place in order]
+    rng.shuffle(wishes)
     looks = [act("get_user_details", user_id=user_id)]
     looks += [act("get_reservation_details", reservation_id=identifier) for identifier in user["reservations"]]
+    looks = [look for look in looks if look not in actions]
     return make(db, user_id, wishes, actions, looks)
 
 

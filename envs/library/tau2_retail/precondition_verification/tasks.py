@@ -17,7 +17,7 @@ def make_task(seed, knobs):
     user, other = db["users"].values()
     *mine, untouched = rng.sample(user["orders"], steps + 1)
     foreign = rng.sample(other["orders"], 2)
-    wishes, actions, told, said = [f"My order {untouched} stays as it is."], [], [], []
+    asked, wishes, actions, told, said = [], [f"My order {untouched} stays as it is."], [], [], []
     for place in range(steps):
         obstacle = None if rng.random() < knobs["allowed"] else rng.choice(["another account", *REASONS])
         if obstacle == "another account" and not foreign:
@@ -38,9 +38,10 @@ def make_task(seed, knobs):
             address = draw_address(rng)
             wishes.append(f"Order {order_id} has to go to {show_address(address)}.")
             write = act("modify_pending_order_address", order_id=order_id, **address)
+        asked.append(write)
         if obstacle is None:
             actions.append(write)
         else:
             told.append({"all": [order_id, obstacle], "any": [], "none": [word for word in REASONS if word != obstacle]})
             said.append(f"I cannot change {order_id}: {obstacle}.")
-    return make(db, user_id, wishes, actions, told=told, said=said, reason="I have told you my reason.")
+    return make(db, user_id, wishes, actions, told=told, said=said, reason="I have told you my reason.", asked=asked)

@@ -17,12 +17,8 @@ def make_task(seed, knobs):
     user = db["users"][user_id]
     order = db["orders"][rng.choice(user["orders"])]
     method = rng.choice(list(user["payment_methods"].values()))
-    looks, parts, old_ids, new_ids = (
-        [act("get_user_details", user_id=user_id), act("get_order_details", order_id=order["order_id"])],
-        [],
-        [],
-        [],
-    )
+    looks = [act("get_user_details", user_id=user_id), act("get_order_details", order_id=order["order_id"])]
+    actions, parts, old_ids, new_ids = [], [], [], []
     for item in rng.sample(order["items"], steps):
         variants = db["products"][item["product_id"]]["variants"]
         item["item_id"], item["options"] = next((key, dict(variants[key]["options"])) for key in variants)
@@ -45,7 +41,7 @@ def make_task(seed, knobs):
             if item["options"][key] == value:  # the one that the user has already is not meant
                 wanted["price"] = round(min(wanted["price"], item["price"] - rng.randrange(20, 300) / 100), 2)
             parts.append(f"the {item['name']} for the cheapest available one with {key} {value}")
-        looks.append(act("get_product_details", product_id=item["product_id"]))
+        actions.append(act("get_product_details", product_id=item["product_id"]))
         old_ids.append(item["item_id"])
         new_ids.append(wanted["item_id"])
     wish = f"In order {order['order_id']} I want to exchange {' and '.join(parts)}. The difference goes to {show_method(method)}."
@@ -56,7 +52,7 @@ def make_task(seed, knobs):
         new_item_ids=new_ids,
         payment_method_id=method["id"],
     )
-    return make(db, user_id, [wish], [change], looks)
+    return make(db, user_id, [wish], [*actions, change], looks)
 
 
 def _set_decoys(rng, item, wanted, decoys, near):
