@@ -103,7 +103,7 @@ class Runtime:
 
     @functools.cached_property
     def pool(self) -> Pool:
-        """The workers; what holds them is printed where it is not everything, and kept in `sandbox.json`.
+        """The workers; what holds them is printed and kept in `sandbox.json`.
 
         Raises:
           InputError: the kernel must hold them and does not.
@@ -112,11 +112,10 @@ class Runtime:
         foreign = config.generator == "llm" or not is_builtin(self.target)
         try:
             pool = Pool(config.rollout.workers, sandbox=config.rollout.sandbox or ("require" if foreign else "best_effort"))
-            layers, missing, words = pool.layers, pool.missing, pool.describe()
+            layers, missing = pool.layers, pool.missing
         except SandboxError as error:
             raise InputError(f"config field 'rollout.sandbox': {error}") from error
-        if missing or pool.sandbox == "off":
-            self.progress.print(escape(words))
+        self.progress.print(escape(pool.describe()))
         if self.processes.leads:  # not agreed upon: a pool is made when a process first needs one, maybe by a thread of its own
             record = {"mode": pool.sandbox, "layers": layers, "missing": missing}
             self.workdir.path("sandbox.json").write_text(json.dumps(record, indent=2) + "\n")

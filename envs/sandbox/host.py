@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from envs.base import EnvironmentFault, Reply, SandboxError, Score, Start
 from envs.package import Package
 from envs.sandbox.launch import Launcher, Options
-from envs.sandbox.process import Death, Process, exchange, greet
+from envs.sandbox.plan import Item, Message, encode, stages
+from envs.sandbox.process import ATTEMPTS, Death, Process, exchange, greet
 from envs.sandbox.programs import Program, Runner, parse_programs
 from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, check_json, parse_function, parse_message, parse_value, refuse
 
@@ -35,7 +35,6 @@ EPISODE_OPS = ("reset", "call", "respond", "score")
 FUNCTIONS = ("tools", "oracle", "hint")
 MODES = ("require", "best_effort", "off")
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 KEPT = 8  # processes of one worker that wait for more requests of their packages
 
 Request = tuple["Episode", str, tuple]
@@ -87,49 +86,13 @@ class Episode:
         return answer
 
 
-class _Item(NamedTuple):
-    """One request of a batch, and its place in it (None: an action that is played again)."""
-
-    position: int | None
-    package: Package
-    episode: Episode | None  # None for a function of the package
-    op: str
-    arguments: Sequence
-    fingerprint: int | None = None  # what the reply must be, when played again
-
-    @property
-    def wire(self) -> tuple:
-        return (self.episode.key if self.episode else None, self.op, self.arguments)
-
-
-class _Message(NamedTuple):
-    """What one worker is asked in one go, and what it will hold afterwards."""
-
-    process: Process
-    plan: list[_Item]
-    packages: dict[str, str]
-    hosted: set[int]
-    freed: list[int]
-
-    @property
-    def payload(self) -> bytes:
-        """
-        Raises:
-          ValueError: arguments that are not JSON.
-        """
-        content = {"packages": self.packages, "free": self.freed, "requests": [item.wire for item in self.plan]}
-        try:
-            return _ENCODER.encode(content).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"the arguments of a request are not JSON: {error}") from None
-
-
 class Pool:
     """Workers that host environments. A context manager; `close` ends the processes.
 
     Which worker hosts an episode, and with which others, makes no difference to it: that is what the certificate checks of a package.
-    May be used from several threads; batches for one worker follow each other. Make it in a thread that lives as long as the pool: the
-    kernel ends a worker together with the thread that started it (the next batch then starts another and plays the episodes again).
+    May be used from several threads; batches for one worker follow each other. Where there is no zygote (`envs.sandbox.launch`), make it in
+    a thread that lives as long as the pool: the kernel ends a worker together with the thread that started it (the next batch then starts
+    another and plays the episodes again).
 
     Args:
       workers: how many share the episodes of a package, each with a process for every package. Two cores less than the machine has is
@@ -241,6 +204,8 @@ class Pool:
     def batch(self, requests: Sequence[Request]) -> list[Answer]:
         """Performs requests `(episode, op, arguments)`, those of one episode in the order given, in one message per worker.
 
+        Where a score depends on programs (`envs.sandbox.programs`), or an episode goes on after its score, there are more messages.
+
         Ops: `("reset", ())` gives Start, `("call", (name, arguments))` and `("respond", (text,))` give Reply, `("score", ())` gives Score.
 
         Returns:
@@ -249,7 +214,7 @@ class Pool:
         Raises:
           ValueError: an unknown op, an episode of another pool or not yet reset, arguments that are not JSON. Nothing was performed then.
         """
-        items = [_Item(i, episode.package, episode, op, arguments) for i, (episode, op, arguments) in enumerate(requests)]
+        items = [Item(i, episode.package, episode, op, arguments) for i, (episode, op, arguments) in enumerate(requests)]
         begun = set()
         for item in items:
             if item.op not in EPISODE_OPS:
@@ -283,17 +248,20 @@ class Pool:
             else:
                 seed, knobs = (*call, None)[:2]
                 arguments = [seed, package.resolve_knobs(knobs)]
-            items.append(_Item(position, package, None, "function", [package.digest, name, arguments]))
+            items.append(Item(position, package, None, "function", [package.digest, name, arguments]))
         answers = self._perform(items)
         for answer in answers:
             if isinstance(answer, EnvironmentFault):
                 raise answer
         return answers
 
-    def _perform(self, items: list[_Item]) -> list[Any]:
+    def _perform(self, items: list[Item]) -> list[Any]:
         """The answers. Where a score asks for programs they are run, and it is asked for again before its episode goes on."""
         answers: list[Any] = [None] * len(items)
-        for stage in _stages(items):
+        staged = stages(items)
+        for stage in staged[1:]:
+            encode([item.wire for item in stage])  # before anything is performed
+        for stage in staged:
             self._ask(stage, answers)
             asking = [item for item in stage if isinstance(answers[item.position], tuple) and item.op == "score"]
             if asking:
@@ -301,9 +269,9 @@ class Pool:
                 self._ask([item._replace(arguments=([next(results) for _ in answers[item.position]],)) for item in asking], answers)
         return answers
 
-    def _ask(self, items: list[_Item], answers: list[Any]) -> None:
+    def _ask(self, items: list[Item], answers: list[Any]) -> None:
         """One message per worker, and more where a worker did not survive it."""
-        by_place: dict[_Place, list[_Item]] = collections.defaultdict(list)
+        by_place: dict[_Place, list[Item]] = collections.defaultdict(list)
         for item in items:
             slot = item.episode.worker if item.episode else item.position % self.workers
             by_place[slot, item.package.digest].append(item)
@@ -324,7 +292,7 @@ class Pool:
                 for digest in list(self._processes[slot])[:-KEPT]:  # whose episodes are played again when they go on
                     self._processes[slot].pop(digest).kill()
 
-    def _alone(self, place: _Place, item: _Item, answers: list[Any]) -> None:
+    def _alone(self, place: _Place, item: Item, answers: list[Any]) -> None:
         """One request in messages of its own, twice at most."""
         for _ in range(2):
             if self._refused(item, answers):
@@ -334,25 +302,25 @@ class Pool:
             if death is None:
                 return
         self._kills[item.package.digest] += 1
-        self._blame(item, EnvironmentFault(death.kind, f"{_where(item)}: {death}"), answers)
+        self._blame(item, EnvironmentFault(death.kind, f"{item.where}: {death}"), answers)
 
-    def _refused(self, item: _Item, answers: list[Any]) -> bool:
+    def _refused(self, item: Item, answers: list[Any]) -> bool:
         """Whether the answer is known to be a fault without asking."""
         if item.episode is not None and item.episode.fault is not None:
             answers[item.position] = item.episode.fault
             return True
         kills = self._kills[item.package.digest]
         if kills >= self.quarantine:
-            fault = EnvironmentFault("quarantine", f"{_where(item)}: refused, since {kills} episodes of the package ended their workers")
+            fault = EnvironmentFault("quarantine", f"{item.where}: refused, since {kills} episodes of the package ended their workers")
             self._blame(item, fault, answers)
             return True
         return False
 
     @staticmethod
-    def _compose(process: Process, items: list[_Item]) -> _Message:
+    def _compose(process: Process, items: list[Item]) -> Message:
         """All that must be asked to get these requests answered: episodes that live elsewhere are played again first."""
         freed = list(process.freed)
-        message = _Message(process, [], {}, process.hosted.difference(freed), freed)
+        message = Message(process, [], {}, process.hosted.difference(freed), freed)
         for item in items:
             digest, episode = item.package.digest, item.episode
             if digest not in process.packages:
@@ -360,13 +328,13 @@ class Pool:
             if item.op == "reset":
                 item = item._replace(arguments=(digest, episode.seed, episode.knobs))
             elif episode is not None and episode.key not in message.hosted:
-                message.plan.extend(_Item(None, item.package, episode, *entry) for entry in episode._log)
+                message.plan.extend(Item(None, item.package, episode, *entry) for entry in episode._log)
             if episode is not None:
                 message.hosted.add(episode.key)
             message.plan.append(item)
         return message
 
-    def _send(self, messages: list[_Message], answers: list[Any]) -> list[Death | None]:
+    def _send(self, messages: list[Message], answers: list[Any]) -> list[Death | None]:
         """Exchanges the messages; the answers are in place, or the death of the worker is returned."""
         ready = [(m.process, m.payload, len(m.plan) * (MAX_REPLY_BYTES + 1) + 2) for m in messages]
         for process, plan, packages, hosted, freed in messages:
@@ -383,7 +351,7 @@ class Pool:
             raise
         return [self._accept(message.process, message.plan, result, answers) for message, result in zip(messages, results, strict=True)]
 
-    def _accept(self, process: Process, plan: list[_Item], result: bytes | Death, answers: list[Any]) -> Death | None:
+    def _accept(self, process: Process, plan: list[Item], result: bytes | Death, answers: list[Any]) -> Death | None:
         """Takes over the replies of a message, or says why there are none."""
         if isinstance(result, Death):
             return result
@@ -408,14 +376,14 @@ class Pool:
                     continue
                 answer = self._record(item, parse_value(item.op, value, max(0, len(episode._log) - 1)), value)
             except EnvironmentFault as error:
-                self._blame(item, EnvironmentFault(error.kind, f"{_where(item)}: {error}"), answers)
+                self._blame(item, EnvironmentFault(error.kind, f"{item.where}: {error}"), answers)
             else:
                 if item.position is not None:
                     answers[item.position] = answer
         return None
 
     @staticmethod
-    def _record(item: _Item, answer: Answer, value: Any) -> Answer:
+    def _record(item: Item, answer: Answer, value: Any) -> Answer:
         """Writes a reply into the episode's log, or compares it with what the log holds."""
         if item.op == "score":
             return answer
@@ -432,7 +400,7 @@ class Pool:
         return answer
 
     @staticmethod
-    def _blame(item: _Item, fault: EnvironmentFault, answers: list[Any]) -> None:
+    def _blame(item: Item, fault: EnvironmentFault, answers: list[Any]) -> None:
         if item.episode is not None:
             item.episode.fault = fault
         if item.position is not None:
@@ -447,10 +415,10 @@ class Pool:
         """The processes of the places, ready for code.
 
         Raises:
-          SandboxError: one ended twice before it was ready, or is not locked down as required.
+          SandboxError: one ended three times before it was ready, or is not locked down as required.
         """
         places = list(places)
-        for _ in range(2):
+        for _ in range(ATTEMPTS):
             processes = [self._ready(*place) for place in places]
             deaths = greet([process for process in processes if process.layers is None])
             if not deaths:
@@ -481,33 +449,8 @@ class Pool:
             process.freed.append(key)
 
 
-def _stages(items: list[_Item]) -> list[list[_Item]]:
-    """The requests in order, with a break wherever an episode goes on after it was scored."""
-    stages: list[list[_Item]] = []
-    stage_of: dict[int, int] = {}
-    scored: set[int] = set()
-    for item in items:
-        key = item.episode.key if item.episode else 0
-        if item.op == "score":
-            scored.add(key)
-        elif key in scored:
-            scored.remove(key)
-            stage_of[key] += 1
-        stage = stage_of.setdefault(key, 0)
-        if stage == len(stages):
-            stages.append([])
-        stages[stage].append(item)
-    return stages
-
-
-def _parse_programs(item: _Item, value: dict[str, Any]) -> tuple[Program, ...]:
+def _parse_programs(item: Item, value: dict[str, Any]) -> tuple[Program, ...]:
     if item.arguments or set(value) != {"programs"}:
         refuse("score", 'must return {"reward", "checks"}', value)
     check_json("programs", value)
     return parse_programs(value["programs"])
-
-
-def _where(item: _Item) -> str:
-    if item.episode is None:
-        return f"environment {item.package.name}, function {item.arguments[1]}"
-    return f"environment {item.package.name}, seed {item.episode.seed}, {item.op}"

@@ -107,7 +107,12 @@ class Forked:
     def __init__(self, zygote: _Zygote, pid: int):
         self.pid, self.returncode = pid, None
         self._zygote, self._lock = zygote, threading.Lock()
-        self._descriptor = os.pidfd_open(pid)  # of this process and no other: the id is taken until the zygote was told to wait
+        try:
+            self._descriptor = os.pidfd_open(pid)  # of this process and no other: the id is taken until the zygote was told to wait
+        except OSError:  # no descriptors left
+            os.kill(pid, signal.SIGKILL)
+            zygote.ask(["wait", pid])
+            raise
 
     def poll(self) -> int | None:
         """The return code, None while it runs."""
@@ -160,27 +165,30 @@ class Launcher:
           ValueError: the launcher is closed.
         """
         with self._lock:
-            for _ in range(2):
-                if self._closed:
-                    raise ValueError("the pool is closed")
-                if self._zygote is None:
+            for last in (False, True):
+                if self._closed or self._zygote is None:
                     break
                 try:
                     answer = self._zygote.ask(["fork", options.arguments], (stdin, stdout, stderr))
-                except OSError:  # it has gone, and all its workers
+                except OSError:  # it has gone, and all its workers; twice in a row: it is of no use here
                     self._zygote.close()
-                    self._zygote = _Zygote(self._hash_seed)
+                    self._zygote = None if last or self._closed else _Zygote(self._hash_seed)
                     continue
                 if isinstance(answer, str):
                     break
                 return Forked(self._zygote, answer)
+            if self._closed:
+                raise ValueError("the pool is closed")
             return Started("worker.py", self._hash_seed, options.arguments, stdin=stdin, stdout=stdout, stderr=stderr)
 
     def close(self) -> None:
         """Ends the zygote, and with it all workers that still run."""
         self._closed = True
-        if self._zygote is not None:
-            self._zygote.close()
+        if (zygote := self._zygote) is not None:
+            zygote.process.kill()  # another thread may wait for it, with the lock
+        with self._lock:
+            if self._zygote is not None:
+                self._zygote.close()
 
 
 def _has_process_descriptors() -> bool:

@@ -6,7 +6,7 @@ kernel grants the process, and none of these layers can be taken off again:
   namespaces     a network, System V memory and a host name of its own, with nothing in them
   uid            a user that owns nothing, where the worker starts as root
   limits         no processes, no growing file, 64 descriptors; memory and CPU time as given
-  no_new_privs   no set-user-id programs, no capabilities, no looking into it from outside; it dies with its host
+  no_new_privs   no set-user-id programs, no capabilities, no looking into it from outside; it dies with its zygote
   landlock       no file system, no TCP port, no signal and no abstract socket beyond itself
   seccomp        the few system calls that compute, allocate and talk over open pipes; all others fail with EPERM
 
@@ -53,18 +53,13 @@ _CLONE3 = 435
 
 
 def restrain(memory_bytes, cpu_seconds, parent):
-    """What every worker has, locked down or not: limits that stop accidents, and an end together with the process that started it."""
+    """What every worker has, locked down or not: limits that stop accidents, and an end together with the process that started it.
+
+    Linux ends the process when the thread that started it ends; elsewhere the end of the request pipe does, between messages.
+    """
     _limit(AS=memory_bytes, CPU=cpu_seconds + 1, CORE=0, NOFILE=64)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (min(cpu_seconds, hard), hard))  # SIGXCPU, which says what it was; a second later SIGKILL
-    die_with(parent)
-
-
-def die_with(parent):
-    """Ends this process with the one that started it.
-
-    On Linux as soon as the thread that did has ended; elsewhere at the end of the request pipe, between messages.
-    """
     if sys.platform == "linux":
         _die_with_parent()
     if os.getppid() != parent:

@@ -23,6 +23,8 @@ from envs.sandbox.worker import HEADER
 
 STDERR_TAIL = 2000
 HELLO_BYTES = 10_000
+SIGNALS = {one.value: one.name for one in signal.Signals}  # real-time ones have no names
+ATTEMPTS = 3  # to start a worker; a zygote may end meanwhile
 
 
 class Death(Exception):
@@ -30,12 +32,12 @@ class Death(Exception):
 
     Attributes:
       kind: as in EnvironmentFault.
-      out_of_time: whether it missed the deadline, or used up its CPU time.
+      signal: which ended it, if one did that the host did not send.
     """
 
-    def __init__(self, kind: str, message: str, out_of_time: bool = False):
+    def __init__(self, kind: str, message: str, signal: int | None = None):
         super().__init__(message)
-        self.kind, self.out_of_time = kind, out_of_time
+        self.kind, self.signal = kind, signal
 
 
 class Process:
@@ -97,18 +99,18 @@ class Process:
 
     def death(self, kind: str, reason: str) -> Death:
         """Kills the process and says how it ended."""
-        out_of_time = kind == "deadline"
+        ended_by = None
         if kind == "crash":
             try:
                 code = self.child.wait(timeout=1.0)  # its pipe is closed, so it is about to end
-                out_of_time = code == -signal.SIGXCPU
-                reason += f" with exit code {code}" if code >= 0 else f" by signal {signal.Signals(-code).name}"
+                ended_by = -code if code < 0 else None
+                reason += f" by signal {SIGNALS.get(ended_by, ended_by)}" if ended_by else f" with exit code {code}"
             except subprocess.TimeoutExpired:
                 reason += ", having closed its pipe"
         self.drain()
         self.kill()
         tail = self.complaints.decode(errors="replace").strip()
-        return Death(kind, reason + (f"; its last words: {tail}" if tail else ""), out_of_time)
+        return Death(kind, reason + (f"; its last words: {tail}" if tail else ""), ended_by)
 
 
 class _Exchange:
@@ -229,7 +231,7 @@ def start(launcher: Launcher, options: Sequence[Options]) -> list[Process]:
     Raises:
       OSError, SandboxError: one cannot be started, or lacks a layer that is required.
     """
-    for _ in range(2):
+    for _ in range(ATTEMPTS):
         processes = [Process(launcher, one) for one in options]
         deaths = greet(processes)
         if not deaths:

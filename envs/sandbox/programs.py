@@ -8,13 +8,15 @@ An environment may have a method `programs()` beside `score`:
 
 `files` are importable as modules from memory (`a/b.py` is `a.b`; nothing can be opened) and are there as the dict `FILES`; `code` is run
 among them, and what it leaves in the variable `result` is the value. `deadline_s` is CPU time, in whole seconds, rounded up, so that the
-verdict does not depend on what else the machine does; a program that only waits is ended after `WAIT` times as long. Like `score`,
-`programs` changes nothing. A program that fails is a result like any other, for the verifier to judge; only `programs` itself may fault.
+verdict does not depend on what else the machine does; a program that only waits is ended after `WAIT` times as long. The constants of this
+file bound the rest. Like `score`, `programs` changes nothing. A program that fails is a result like any other, for the verifier to judge;
+only `programs` itself may fault.
 
 Code that was edited by the agent can forge what its own process says. So a program should return what the edited code computes, and the
 expected values stay in `score`.
 
-A program is a function of its text. The same one is run once, however many episodes and questions for the score have it.
+A program is a function of its text. The same one is run once, however many episodes and questions for the score have it; what may have
+been the machine's doing, a wait too long or SIGKILL, is not remembered, and the latter tried again.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import json
 import math
 import os
 import re
+import signal
 import threading
 from typing import Any, NamedTuple
 
@@ -37,10 +40,12 @@ from envs.sandbox.replies import MalformedMessage, check_json, parse_message, re
 MAX_PROGRAMS = 32
 MAX_DEADLINE_S = 30.0  # of one
 MAX_TOTAL_S = 60.0  # of one episode's
-MAX_VALUE_BYTES = 100_000
+MAX_VALUE_BYTES = 20_000  # what the edited code says must fit into the verifier's reply, or it could end an episode that it would lose
+MAX_VALUE_DEPTH = 16
+MAX_MESSAGE = 2_000
 WAIT = 5  # wall time over CPU time, on a machine with more work than cores
 AT_ONCE = min(16, os.cpu_count() or 1)
-REMEMBERED = 2_000
+REMEMBERED = 1_000
 
 
 class Program(NamedTuple):
@@ -57,6 +62,13 @@ class Program(NamedTuple):
     @property
     def digest(self) -> bytes:
         return hashlib.sha256(json.dumps([self.files, self.code, self.cpu_seconds], sort_keys=True).encode()).digest()
+
+
+class Outcome(NamedTuple):
+    """The result for `score`, and whether it would be the same again."""
+
+    result: dict[str, Any]
+    certain: bool = True
 
 
 def parse_programs(value: Any) -> tuple[Program, ...]:
@@ -110,36 +122,50 @@ class Runner:
             while len(self._futures) > REMEMBERED:
                 self._futures.popitem(last=False)
         try:
-            return [future.result() for future in futures]
+            outcomes = [future.result() for future in futures]
         except concurrent.futures.CancelledError:
             raise ValueError("the pool is closed") from None
+        with self._lock:
+            for program, outcome in zip(programs, outcomes, strict=True):
+                if not outcome.certain:
+                    self._futures.pop(program.digest, None)
+        return [outcome.result for outcome in outcomes]
 
     def close(self) -> None:
         """What has not begun never will; what has begun ends by its deadline."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def run_program(program: Program, launcher: Launcher, options: Options) -> dict[str, Any]:
-    """The result of one program in a process of its own."""
-    (process,) = start(launcher, [options._replace(cpu_seconds=program.cpu_seconds, reply_bytes=MAX_VALUE_BYTES)])
-    content = {"packages": {}, "free": [], "requests": [(None, "program", (program.files, program.code))]}
-    try:
-        (reply,) = exchange([(process, json.dumps(content).encode(), 2 * MAX_VALUE_BYTES)], WAIT * program.cpu_seconds)
-    finally:
-        process.kill()
+def run_program(program: Program, launcher: Launcher, options: Options) -> Outcome:
+    """What comes of one program in a process of its own."""
+    reply = _ask(program, launcher, options)
+    if isinstance(reply, Death) and reply.signal == signal.SIGKILL:
+        reply = _ask(program, launcher, options)
     if isinstance(reply, Death):
-        return _failure("deadline" if reply.out_of_time else reply.kind, str(reply))
+        kind = "deadline" if reply.signal == signal.SIGXCPU else reply.kind
+        return _failure(kind, str(reply), certain=reply.kind != "deadline" and reply.signal != signal.SIGKILL)
     try:
         ((fault, value),) = parse_message(reply, 1)
         if fault is not None:
             return _failure("exception", fault)
         if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], str | None)):
             raise MalformedMessage("the worker's reply is not a pair of value and error")
-        check_json("program", value)
+        check_json("program", value, MAX_VALUE_DEPTH)
     except (MalformedMessage, EnvironmentFault) as error:
         return _failure("reply", str(error))
-    return {"value": value[0], "error": None} if value[1] is None else _failure("exception", value[1])
+    return Outcome({"value": value[0], "error": None}) if value[1] is None else _failure("exception", value[1])
 
 
-def _failure(kind: str, message: str) -> dict[str, Any]:
-    return {"value": None, "error": {"kind": kind, "message": re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message)}}  # addresses differ
+def _ask(program: Program, launcher: Launcher, options: Options) -> bytes | Death:
+    (process,) = start(launcher, [options._replace(cpu_seconds=program.cpu_seconds, reply_bytes=MAX_VALUE_BYTES)])
+    content = {"packages": {}, "free": [], "requests": [(None, "program", (program.files, program.code))]}
+    try:
+        (reply,) = exchange([(process, json.dumps(content).encode(), MAX_VALUE_BYTES + 1000)], WAIT * program.cpu_seconds)
+        return reply
+    finally:
+        process.kill()
+
+
+def _failure(kind: str, message: str, certain: bool = True) -> Outcome:
+    message = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message.encode(errors="replace").decode()[-MAX_MESSAGE:])  # addresses differ
+    return Outcome({"value": None, "error": {"kind": kind, "message": message}}, certain)

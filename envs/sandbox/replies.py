@@ -142,7 +142,7 @@ def _parse_score(value: Any, log_length: int) -> Score:
     return Score(float(reward), parsed)
 
 
-def check_json(op: str, value: Any) -> None:
+def check_json(op: str, value: Any, max_depth: int = MAX_DEPTH) -> None:
     """Finite numbers (1e999 is infinite), no lone surrogates, no absurd nesting: what a shard or a tokenizer would choke on later.
 
     Raises:
@@ -151,8 +151,8 @@ def check_json(op: str, value: Any) -> None:
     stack = [(value, 0)]
     while stack:
         item, depth = stack.pop()
-        if depth > MAX_DEPTH:
-            refuse(op, f"must not nest deeper than {MAX_DEPTH}", "...")
+        if depth > max_depth:
+            refuse(op, f"must not nest deeper than {max_depth}", "...")
         if isinstance(item, str):
             _check_text(op, item)
         elif isinstance(item, float):

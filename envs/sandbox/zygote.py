@@ -4,7 +4,8 @@ The host starts this file as a script under an isolated interpreter with an empt
 nothing of it. It has one thread, reads no message but the host's and never runs an environment's code: a worker that it forks locks itself
 down first (`envs.sandbox.worker.live`). Its standard input is a socket of packets: `["fork", arguments]`, with the worker's three standard
 streams as descriptors, gives a process id; `["wait", id]` gives the exit code of that process; a text says why not. Until the host has
-waited for it an ended worker keeps its id, so the host never signals a stranger. The zygote ends with the host, and the workers with it.
+waited for it an ended worker keeps its id, so the host never signals a stranger. The zygote ends when its channel does, and the workers
+end with it.
 """
 
 import _socket
@@ -51,8 +52,7 @@ def fork(worker, parts, streams, arguments):
 def main(host, modules):
     """The life of a zygote; the arguments as in `envs.sandbox.launch`."""
     worker = load_worker()
-    lockdown, run_program = parts = worker.load_parts()
-    lockdown.die_with(int(host))
+    parts = worker.load_parts()
     worker.prepare(modules.split(","))
     sys.argv[:] = sys.argv[:1]
     for name in ("_socket", "traceback"):
@@ -61,8 +61,12 @@ def main(host, modules):
     del sys.modules["_socket"]
     gc.collect()
     gc.freeze()  # so that collections in the workers leave shared pages alone
-    while True:
-        packet, ancillary, _, _ = channel.recvmsg(PACKET_BYTES, _socket.CMSG_SPACE(64))
+    channel.settimeout(1.0)  # a fork of the host may keep its end of the channel open
+    while os.getppid() == int(host):
+        try:
+            packet, ancillary, _, _ = channel.recvmsg(PACKET_BYTES, _socket.CMSG_SPACE(64))
+        except TimeoutError:
+            continue
         if not packet:
             return
         streams = memoryview(b"".join(data for _, _, data in ancillary)).cast("i").tolist()

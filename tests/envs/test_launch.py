@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -59,14 +60,27 @@ def test_a_worker_comes_from_the_zygote_which_has_no_secret_and_one_thread(make_
         assert os.path.samefile(zygote / "fd" / "1", os.devnull)
 
 
-def test_where_there_is_no_zygote_workers_start_on_their_own(make_package, monkeypatch):
+LACKS = {
+    "no descriptors for processes": ("_has_process_descriptors", lambda: False),
+    "a zygote that cannot fork": ("_Zygote.ask", lambda *_: "out of memory"),
+    "no zygote that works": (
+        "Started",
+        lambda script, *rest, real=launch.Started, **streams: real(script.replace("zygote", "nothing"), *rest, **streams),
+    ),
+}
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_where_no_zygote_serves_workers_start_on_their_own(lack, make_package, monkeypatch):
     package = make_package()
     with Pool() as pool:
         expected, _ = play(pool, package)
-    monkeypatch.setattr(launch, "_has_process_descriptors", lambda: False)
+    name, instead = LACKS[lack]
+    started = launch.Started
+    monkeypatch.setattr(f"envs.sandbox.launch.{name}", instead)
     with Pool(sandbox="require") as pool:
         found, _ = play(pool, package)
-        assert isinstance(pool._processes[0][package.digest].child, launch.Started) and found == expected
+        assert isinstance(pool._processes[0][package.digest].child, started) and found == expected
 
 
 def test_a_zygote_that_died_takes_its_workers_along_and_is_replaced(make_package):
@@ -79,6 +93,17 @@ def test_a_zygote_that_died_takes_its_workers_along_and_is_replaced(make_package
         wait_for_end([zygote.pid, *workers])
         assert isinstance(episode.call("list_codes", {}), Reply) and play(pool, package)[0] == before
         assert pool._launcher._zygote.process.pid != zygote.pid
+
+
+def test_a_pool_outlives_the_thread_that_made_it(make_package):
+    made = []
+    thread = threading.Thread(target=lambda: made.append(Pool()))
+    thread.start()
+    thread.join()
+    with made[0] as pool:
+        zygote = pool._launcher._zygote.process.pid
+        play(pool, make_package())
+        assert pool.restarts == 0 and pool._launcher._zygote.process.pid == zygote and state(zygote) != "Z"
 
 
 def test_zygote_and_workers_end_with_their_host():

@@ -182,6 +182,10 @@ def test_misuse_is_an_error_of_the_caller_and_leaves_the_pool_usable(make_packag
             pool.batch([(episode, "dance", ())])
         with pytest.raises(ValueError, match="not JSON"):
             pool.batch([(episode, "reset", ()), (episode, "call", ("list_codes", {"x": object()}))])
+        with pytest.raises(ValueError, match="not JSON"):
+            pool.batch([(episode, "reset", ()), (episode, "score", ()), (episode, "call", ("list_codes", {"x": object()}))])
+        with pytest.raises(ValueError, match="never reset"):
+            episode.score()
         assert isinstance(episode.reset(), Start)
     with pytest.raises(ValueError, match="closed"):
         episode.score()

@@ -180,7 +180,7 @@ def test_compiled_programs_are_kept_for_the_next_run(runtime, monkeypatch, tmp_p
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_what_holds_the_workers_is_kept_and_a_missing_layer_printed(runtime, monkeypatch):
+def test_what_holds_the_workers_is_kept_and_printed(runtime, monkeypatch):
     runtime.__dict__.pop("pool", None)
     config = dataclasses.replace(runtime.config, generator="llm")
     monkeypatch.setattr(runtime, "config", config)
