@@ -300,7 +300,8 @@ def _issubclass(cls, classes):
 
 EXCEPTIONS = (
     Exception, ArithmeticError, AssertionError, AttributeError, FileNotFoundError, ImportError, IndexError, KeyError, LookupError,
-    NameError, NotImplementedError, OSError, OverflowError, RecursionError, RuntimeError, StopIteration, TypeError, ValueError, ZeroDivisionError,
+    NameError, NotImplementedError, OSError, OverflowError, RecursionError, RuntimeError, StopIteration, TypeError, ValueError,
+    ZeroDivisionError,
 )  # fmt: skip
 TYPES = (
     str, int, float, bool, list, dict, tuple, set, frozenset, range, slice, type(None), collections.deque, collections.Counter,
