@@ -47,8 +47,8 @@ def check_soundness(pool, capability, seeds, knobs):
 
 @pytest.mark.parametrize("capability", repair.CAPABILITIES)
 def test_every_seed_is_sound(pool, capability):
-    check_soundness(pool, capability, range(2), None)
-    check_soundness(pool, capability, range(10, 12), SMALL)
+    check_soundness(pool, capability, range(1), None)
+    check_soundness(pool, capability, range(10, 13), SMALL)
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_a_thousand_seeds_are_sound(pool, capability):
 
 
 def test_visible_values_in_the_source_do_not_pass_the_variants(pool):
-    seeds = [seed for seed in range(12) if not repair.task_of("deep_call_graph_traversal", seed, **SMALL)["target"]["setup"]][:4]
+    seeds = [seed for seed in range(4) if not repair.task_of("deep_call_graph_traversal", seed, **SMALL)["target"]["setup"]]
     cheat = lambda seed: repair.knows_the_visible_value(repair.task_of("deep_call_graph_traversal", seed, **SMALL))  # noqa: E731
     for score in scores(pool, "deep_call_graph_traversal", seeds, cheat, SMALL):
         tests = {name: check.passed for name, check in score.checks.items() if name.startswith("test:")}
@@ -92,7 +92,7 @@ def test_the_verdict_has_levels(pool):
 
 @pytest.mark.parametrize("capability", ["multi_site_consistency"])
 def test_the_ladder_climbs(pool, capability):
-    climb(pool, capability, range(5), rollouts=1)
+    climb(pool, capability, range(4), rollouts=1)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def climb(pool, capability, seeds, rollouts):
     package, names = repair.load(capability)
     scripts = {seed: names["oracle"](seed, package.resolve_knobs()) for seed in seeds}
     found = Ladder(scripts, repair.slip_of(capability)).climb(pool, package, rollouts, (0.0, 0.25, 0.5, 1.0))
-    rates, means = ([getattr(one, name) for one in found.values()] for name in ("success_rate", "mean_reward"))
+    rates, means = ([one[name] for one in found.values()] for name in ("success_rate", "mean_reward"))
     assert rates == sorted(rates) and means == sorted(means) and rates[0] == 0.0 and rates[-1] == means[-1] == 1.0
 
 

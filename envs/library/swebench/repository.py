@@ -196,7 +196,7 @@ def _attempt(rng, capability, knobs):
     right, broken = (opening | {path: spelled(text, f, first[path]) for path, text in texts.items()} for f in ((), flipped))
 
     everyone = sorted((piece for pieces in modules.values() for piece in pieces), key=lambda piece: piece[2])
-    draws, few = max(DRAWS // len(affected), 12), -(-MIN_TESTS // int(knobs["blocks"]))
+    draws, few = max(DRAWS // len(affected), 20), -(-MIN_TESTS // int(knobs["blocks"]))
     reached = [test for piece in everyone if piece[2] in affected for test in draw_tests(rng, piece, homes, draws)]
     expected, before = interpret(right, reached), interpret(broken, reached)
     if expected is None or before is None:

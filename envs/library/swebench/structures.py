@@ -12,7 +12,7 @@ def chain(w, depth):
     names = [
         w.name("settle", "charge", "quote", "evaluate", "assess", "appraise", "tally", "rate", "measure", "score") for _ in range(depth)
     ]
-    surface, pieces = w.name("statement", "overview", "monthly_report", "bill_of"), []
+    surface, pieces, edges = w.name("statement", "overview", "monthly_report", "bill_of"), [], []
     call = names[0]
     code = f'''
 def {surface}(rows):
@@ -26,12 +26,15 @@ def {surface}(rows):
 
     def cases(rng):
         groups = [rng.choice(WORDS) for _ in range(2)]
-        return [], f"{surface}({[(rng.choice(groups), rng.randint(0, 60)) for _ in range(rng.randint(1, 3))]})"
+        return [], f"{surface}({[(rng.choice(groups), rng.choice(edges + [rng.randint(0, 60)])) for _ in range(rng.randint(1, 3))]})"
 
     pieces.append((code, cases, surface))
     for here, below in zip(names, names[1:], strict=False):
         pieces.append((layer(w, here, below), None, here))
-    pieces.append((bottom(w, names[-1], "chain"), None, names[-1]))
+    code = bottom(w, names[-1], "chain")
+    edge = max(map(int, re.findall(r"\b\d+\b", code)), default=0)  # a number of the rule: inputs near it and its double show most faults
+    edges += [edge, 2 * edge, 2 * edge + 1] if edge <= 30 else []
+    pieces.append((code, None, names[-1]))
     twin = w.name("former", "legacy", "estimate", "rough")
     pieces.append((bottom(w, twin, None), lambda rng: ([], f"{twin}({rng.randint(0, 60)})"), twin))
     return pieces
@@ -101,7 +104,7 @@ def {name}(count):
             f'''
 def {name}(count):
     """{t} percent of {b} for each of the {w.items}, the sum rounded to the nearest whole number, halves up."""
-    return (count * {b * t} «+ 50|+ 49») // 100
+    return «(count * {b * t} + 50) // 100|count * {b * t} // 100»
 ''',
             f'''
 def {name}(count):
@@ -147,7 +150,7 @@ def rule(w, sites):
                 base = rng.sample(["north hall", "east-wing", "Upper Deck", "old-mill", "Gate"], 3)
                 values = [rng.choice([x, f" {x}", x.upper(), x.replace("-", " ")]) for x in [*base, rng.choice(base)]]
             else:
-                values = [rng.choice([t, t - 1, t + 1, rng.randint(1, 40), 12 * rng.randint(1, 3)]) for _ in range(rng.randint(2, 4))]
+                values = [rng.choice([t, t, t - 1, t + 1, rng.randint(1, 40), 12 * rng.randint(1, 3)]) for _ in range(rng.randint(2, 4))]
             return [], f"{name}({list(zip(rng.sample(WORDS, len(values)), values, strict=True)) if pairs else values})"
 
         pieces.append((code, cases, name))
