@@ -109,6 +109,6 @@ def slip_of(capability: str) -> Slip:
         if not command.startswith(("sed -i", "python - <<")):
             return None
         several = capability in ("multi_site_consistency", "structural_refactor_awareness")
-        return rest[1:] if several else DECOYS[capability](task_of(capability, seed))
+        return [*commands("git status"), *rest[1:]] if several else DECOYS[capability](task_of(capability, seed))
 
     return slip
