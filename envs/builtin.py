@@ -9,7 +9,6 @@ A worker gets one self-contained `environment.py`, and so does the workdir. Here
 
 from __future__ import annotations
 
-import functools
 import json
 import pathlib
 import re
@@ -57,12 +56,8 @@ def target_tools(target: str) -> list[dict] | None:
 
 def is_builtin(package: Package) -> bool:
     """Whether a package is one of these, wherever it was loaded from."""
-    return package.digest in _digests()
-
-
-@functools.cache
-def _digests() -> frozenset[str]:
-    return frozenset(load_builtin(name).digest for name in builtin_names())
+    name = f"{package.target}/{package.capability}" if package.capability else package.target
+    return name in builtin_names() and load_builtin(name).digest == package.digest
 
 
 def _assemble(path: pathlib.Path) -> str:

@@ -128,6 +128,8 @@ l = [3, 1, 2]
 l[1:2] = [7, 7]
 print(a, b, c, d, l[::-1], (1, 2) < (1, 3), 1 < 2 < 3, -3 // 2, 2**10)
 print(f"{3.14159:.2f} {'bob'!r:>8}|{5:03d}", "%s is %d" % ("x", 3), "{} {}".format(1, 2))
+import re
+print(re.sub(r"(\\w+)=(\\d+)", r"\\2 \\1", "a=1, b=22"), re.findall("[a-c]", "abcd"), re.search("c(.)", "abcd").group(1))
 import datetime
 x = datetime.date(2024, 2, 28) + datetime.timedelta(days=2)
 print(x, x.weekday(), round(2.5), divmod(7, 2), max([1, 5]), list(enumerate("ab", 1)))
@@ -169,6 +171,10 @@ ATTACKS = [
     "match 1:\n    case 1: pass",
     "print('\\ud800')",
     "import os\nos.system('ls')",
+    "import re\nre.search('(a+)+b', 'a' * 99)",
+    "import re\nre.search('a*a*a*a*b', 'a' * 9999)",
+    "import re\nre.sub('a', 'b' * 9999, 'a' * 9999)",
+    "import re\nprint(re.search('a', 'a').re)",
 ]
 
 

@@ -35,6 +35,7 @@ class Python(Statements, Expressions):
                 "getcwd": lambda: cwd,
                 "environ": {},
             },
+            "re": REGULAR,
             "pytest": {"raises": Raises},
             "pathlib": {"Path": lambda text=".": Path(self, text)},
         }
@@ -134,6 +135,8 @@ class Python(Statements, Expressions):
         if any(path.startswith(f"{ROOT}/{name.replace('.', '/')}/") for path in self.tree):
             self.modules[name] = Module(name, ROOT)
             return self.modules[name]
+        if name.split(".")[0] in STANDARD:
+            raise Unsupported(f"the module {name} is not emulated")
         raise ModuleNotFoundError(f"No module named {name!r}")
 
     def block(self, body, env):
@@ -232,7 +235,7 @@ class Python(Statements, Expressions):
         elif isinstance(value, type) and value in METHODS:
             if name == "__name__":
                 return value.__name__
-            if name in METHODS[value] and name not in LEFT_OUT | WIDE | {"format"}:
+            if name in METHODS[value] and name not in LEFT_OUT | WIDE | {"format", "join", "replace"}:
                 return getattr(value, name)
         elif isinstance(value, Exception):
             if name == "args":

@@ -174,3 +174,31 @@ def in_set(char, text):
         text[i] == char or (text[i + 1 : i + 2] == "-" and i + 2 < len(text) and text[i] <= char <= text[i + 2]) for i in range(len(text))
     )
     return found != negated
+
+
+def regular(kind):
+    """A function of the module `re` for interpreted programs, with the same bounds as the patterns of grep."""
+
+    def call(pattern, *rest, flags=0, count=0):
+        new, text = (rest[0], rest[1]) if kind == "sub" else (None, rest[0])
+        if not all(isinstance(part, str) for part in (pattern, text)):
+            raise TypeError("expected string or bytes-like object")
+        known = Pattern(".", perl=True)
+        known.repetitions = repetitions(pattern)  # before it is compiled: this refuses what would be huge
+        regex = re.compile(pattern, flags | (rest[-1] if len(rest) > 1 + (kind == "sub") else 0))
+        across = regex.flags & re.DOTALL or re.search(r"\[\^|\\[sSDWn]|\n", pattern)  # a repetition may run over line ends
+        for line in [text] if across else text.split("\n"):
+            known.check(line)
+        if kind != "sub":
+            found = getattr(regex, kind)(text)
+            return list(found) if kind == "finditer" else found
+        size = sum(len(match[0]) for match in regex.finditer(text)) if callable(new) else len(new) * len(regex.findall(text))
+        if size > 200_000:
+            raise MemoryError("this value is more than the sandbox allows")
+        return regex.sub(new, text, count=count)
+
+    return call
+
+
+REGULAR = {kind: regular(kind) for kind in ("search", "match", "fullmatch", "findall", "finditer", "split", "sub")}
+REGULAR |= {"escape": re.escape} | {name: int(getattr(re, name)) for name in ("MULTILINE", "M", "DOTALL", "S", "IGNORECASE", "I")}

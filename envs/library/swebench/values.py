@@ -6,6 +6,7 @@ import datetime
 import functools
 import math
 import operator
+import re
 import string
 
 MAX_STEPS = 300_000  # about a second; the tests of a package need some thousands
@@ -309,6 +310,11 @@ TYPES = (
     type({}.keys()), type({}.values()), type({}.items()), *EXCEPTIONS,
 )  # fmt: skip
 METHODS = {cls: frozenset(name for name in dir(cls) if not name.startswith("_")) for cls in TYPES}
+METHODS[re.Match] = frozenset({"group", "groups", "start", "end", "span"})
+STANDARD = set(
+    "abc argparse ast asyncio contextlib copy csv dataclasses decimal enum fractions glob importlib inspect io itertools json logging "
+    "pprint random shutil statistics string subprocess tempfile textwrap time traceback types unittest uuid warnings".split()
+)
 LEFT_OUT = {"today", "fromtimestamp", "strftime", "format_map", "encode", "translate", "maketrans", "to_bytes", "from_bytes", "expandtabs"}
 WIDE = {"center", "ljust", "rjust", "zfill"}
 MATH = {name: getattr(math, name) for name in "ceil floor sqrt gcd lcm isclose pi e inf nan hypot log log2 log10 fabs trunc fsum".split()}
