@@ -19,10 +19,12 @@ then the text of a capability, `tasks.py`, with TOOLS, HINT and `make_task(seed,
 and for those who look at tasks anything else, such as `asked`, the changes that the user wants, allowed or not.
 """
 
-import copy
 import json
 import random
 import re
+
+FIRST = ["Anneke", "Bram", "Cosima", "Dario", "Elif", "Fenna", "Goran", "Hedda", "Imre", "Jonna", "Kasimir", "Lotte", "Milan", "Nadja"]
+LAST = ["Abelev", "Brandt", "Cervin", "Dupont", "Eriksen", "Fabri", "Galanis", "Hofer", "Iversen", "Jansky", "Kowal", "Lindqvist", "Moreau"]
 
 YES = "Yes, please go ahead."
 ASKS_FIRST = ("go ahead", "shall i", "should i", "proceed with", "yes/no", "(yes")  # surely a question for a yes
@@ -129,7 +131,7 @@ class Environment:
 
     def reset(self, seed, knobs):
         self.task = make_task(seed, knobs)
-        self.db = copy.deepcopy(self.task["db"])
+        self.db = duplicate(self.task["db"])
         self.log = []  # calls and texts, in order
         self.answers = 0
         self.ended = False
@@ -157,7 +159,7 @@ class Environment:
         return self.ended
 
     def score(self):
-        wanted = copy.deepcopy(self.task["db"])
+        wanted = duplicate(self.task["db"])
         changes = [position for position in range(len(self.log)) if self._changes(position)]
         used, checks, credits, keys = set(), {}, [], set()
         for index, action in enumerate(self.task["actions"]):
@@ -222,6 +224,10 @@ class Environment:
         return tries, None
 
 
+def duplicate(db):
+    return json.loads(json.dumps(db))  # several times as fast as copy.deepcopy
+
+
 def _differences(wanted, actual):
     return [key for key in {**wanted, **actual} if wanted.get(key) != actual.get(key)]
 
@@ -230,7 +236,7 @@ def draw_digits(rng, count):
     """Digits whose neighbours differ, so that a swap of two neighbours is always another value; the first is not 0."""
     digits = [rng.randrange(1, 10)]
     for _ in range(count - 1):
-        digits.append((digits[-1] + rng.randrange(1, 10)) % 10)
+        digits.append((digits[-1] + 1 + int(9 * rng.random())) % 10)
     return "".join(map(str, digits))
 
 

@@ -102,7 +102,7 @@ def gives_up(task: dict, rest: list[Action], rng: random.Random) -> list[Action]
 
 def makes_it_up(task: dict, rest: list[Action], rng: random.Random) -> list[Action] | None:
     """Invents the number or the id that it has not got, instead of searching for it or saying that it is missing."""
-    missing = "text" in rest[0] and task["told"]
+    missing = rest[0] == task["script"][-1] and task["told"]
     if rest[0].get("name") != "search_contacts" and not missing:
         return None
     number = "+1" + "".join(rng.choices("0123456789", k=10))

@@ -4,21 +4,15 @@ CITIES = {
     "ATL": "Atlanta", "BOS": "Boston", "CLT": "Charlotte", "DEN": "Denver", "DFW": "Dallas", "DTW": "Detroit", "IAH": "Houston",
     "LAS": "Las Vegas", "MIA": "Miami", "MSP": "Minneapolis", "ORD": "Chicago", "PHX": "Phoenix", "SEA": "Seattle", "SFO": "San Francisco",
 }  # fmt: skip
-FIRST = ["Anneke", "Bram", "Cosima", "Dario", "Elif", "Fenna", "Goran", "Hedda", "Imre", "Jonna", "Kasimir", "Lotte", "Milan", "Nadja"]
-LAST = ["Abelev", "Brandt", "Cervin", "Dupont", "Eriksen", "Fabri", "Galanis", "Hofer", "Iversen", "Jansky", "Kowal", "Lindqvist", "Moreau"]
-STREETS = ["Birch Lane", "Harbour Road", "Mill Street", "Orchard Way", "Station Road", "Willow Court"]
 CABINS = ["basic_economy", "economy", "business"]
 NOW = "2024-05-15T15:00:00"
 MAY = [f"2024-05-{day}" for day in range(17, 31)]
 ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 REASONS = ["another account", "not eligible"]
 
-SYSTEM = """<instructions>
-You are a customer service agent who helps the user as the <policy> below allows.
-In each turn either write to the user or make one tool call, never both.
-Tool calls are valid JSON.
-</instructions>
-<policy>
+SYSTEM = (
+    INSTRUCTIONS
+    + """<policy>
 # Airline policy
 
 It is 2024-05-15 15:00:00 EST.
@@ -32,12 +26,7 @@ It is 2024-05-15 15:00:00 EST.
 - Changes are paid with a gift card or a credit card of the user's profile, never with a certificate.
 - Deny what the policy forbids: name the reservation and one of these reasons in these words: another account, not eligible.
 </policy>"""
-GREETING = [{"role": "assistant", "content": "Hi! How can I help you today?"}]
-MISFIT = "Error: "
-
-
-def render(result):
-    return result if isinstance(result, str) else json.dumps(result)
+)
 
 
 def get_user_details(db, user_id):
@@ -226,12 +215,6 @@ def add_reservation(rng, db, user, route, date):
     user["reservations"].append(identifier)
 
 
-def settle(reservation):
-    """Makes the one payment of a reservation what its flights, bags and insurance cost."""
-    fare = sum(segment["price"] for segment in reservation["flights"]) + 30 * (reservation["insurance"] == "yes")
-    reservation["payment_history"][0]["amount"] = fare * len(reservation["passengers"]) + 50 * reservation["nonfree_baggages"]
-
-
 def show_date(date):
     return f"May {int(date[-2:])}"
 
@@ -240,19 +223,13 @@ def show_passenger(passenger):
     return f"{passenger['first_name']} {passenger['last_name']}, born {passenger['dob']}"
 
 
-def make(db, user_id, wishes, actions, looks=(), told=(), said=(), asked=(), reason="I am ill, so it is for health reasons."):
-    """The task of some wishes: `looks` are reads of the oracle that nobody grades, `said` is what it tells at the end."""
-    writes = [action for action in actions if action["name"] in WRITES]
-    reads = [action for action in actions if action["name"] not in WRITES]
-    ask = [{"text": "I will make these changes: " + ", ".join(a["name"].replace("_", " ") for a in writes) + ". Shall I go ahead?"}]
+def settle(db):
+    """Makes the one payment of every reservation what its flights, bags and insurance cost."""
     for reservation in db["reservations"].values():
-        settle(reservation)
-    return {
-        "db": db,
-        "request": " ".join([f"Hi! My user id is {user_id}.", *wishes]),
-        "facts": [[["your user id"], f"My user id is {user_id}."], [ASKS_FIRST, YES], [["reason", "why"], reason], [ASKS_LAST, YES]],
-        "actions": actions,
-        "asked": list(asked),
-        "told": list(told),
-        "script": [*looks, *reads, *(ask if writes else []), *writes, {"text": " ".join(said) or "All of it is done."}],
-    }
+        fare = sum(segment["price"] for segment in reservation["flights"]) + 30 * (reservation["insurance"] == "yes")
+        reservation["payment_history"][0]["amount"] = fare * len(reservation["passengers"]) + 50 * reservation["nonfree_baggages"]
+
+
+def introduce(user):
+    """How the user says who it is, what it is asked for when it does not, and the call by which the oracle finds out."""
+    return f"My user id is {user['user_id']}.", "your user id", []

@@ -1,8 +1,5 @@
 """The shop of tau2-bench in small: users, products and orders of its shapes, drawn from a seed, and nine of its tools."""
 
-FIRST = ["Anneke", "Bram", "Cosima", "Dario", "Elif", "Fenna", "Goran", "Hedda", "Imre", "Jonna", "Kasimir", "Lotte", "Milan", "Nadja"]
-LAST = ["Abelev", "Brandt", "Cervin", "Dupont", "Eriksen", "Fabri", "Galanis", "Hofer", "Iversen", "Jansky", "Kowal", "Lindqvist", "Moreau"]
-STREETS = ["Birch Lane", "Harbour Road", "Mill Street", "Orchard Way", "Station Road", "Willow Court"]
 TOWNS = [("Boise", "ID", "83"), ("Fresno", "CA", "93"), ("Omaha", "NE", "68"), ("Tulsa", "OK", "74"), ("Tucson", "AZ", "85")]
 GOODS = {  # options of a kind of product, with their values
     "Rain Jacket": {"color": ["green", "navy", "red", "yellow"], "size": ["S", "M", "L", "XL"], "lining": ["fleece", "mesh"]},
@@ -17,12 +14,9 @@ OTHER_REASONS = ["found it cheaper elsewhere", "do not like the delivery date", 
 REASONS = ["another account", "wrong status", "reason not accepted"]
 ADDRESS = ["address1", "address2", "city", "country", "state", "zip"]
 
-SYSTEM = """<instructions>
-You are a customer service agent who helps the user as the <policy> below allows.
-In each turn either write to the user or make one tool call, never both.
-Tool calls are valid JSON.
-</instructions>
-<policy>
+SYSTEM = (
+    INSTRUCTIONS
+    + """<policy>
 # Retail policy
 
 - First find the user's id by the email address. Only orders that carry this user id may be read out or changed.
@@ -34,12 +28,7 @@ Tool calls are valid JSON.
 - A refund of a return goes to the payment method of the order or to a gift card.
 - Deny what the policy forbids: name the order and one of these reasons in these words: another account, wrong status, reason not accepted.
 </policy>"""
-GREETING = [{"role": "assistant", "content": "Hi! How can I help you today?"}]
-MISFIT = "Error: "
-
-
-def render(result):
-    return result if isinstance(result, str) else json.dumps(result)
+)
 
 
 def find_user_id_by_email(db, email):
@@ -226,11 +215,12 @@ def draw_world(rng, records, statuses, variants=6):
     return db, next(iter(db["users"]))
 
 
-def settle(db, order):
-    """Makes what an order says about its items and its one payment agree with the products."""
-    for item in order["items"]:
-        item.update({key: db["products"][item["product_id"]]["variants"][item["item_id"]][key] for key in ("price", "options")})
-    order["payment_history"][0]["amount"] = round(sum(item["price"] for item in order["items"]), 2)
+def settle(db):
+    """Makes what the orders say about their items and their one payment agree with the products."""
+    for order in db["orders"].values():
+        for item in order["items"]:
+            item.update({key: db["products"][item["product_id"]]["variants"][item["item_id"]][key] for key in ("price", "options")})
+        order["payment_history"][0]["amount"] = round(sum(item["price"] for item in order["items"]), 2)
 
 
 def draw_address(rng):
@@ -293,21 +283,6 @@ def show_method(method):
     return "my PayPal account" if method["source"] == "paypal" else "my gift card"
 
 
-def make(db, user_id, wishes, actions, looks=(), told=(), said=(), asked=(), reason="It is no longer needed."):
-    """The task of some wishes: `looks` are reads of the oracle that nobody grades, `said` is what it tells at the end."""
-    for order in db["orders"].values():
-        settle(db, order)
-    email = db["users"][user_id]["email"]
-    writes = [action for action in actions if action["name"] in WRITES]
-    reads = [action for action in actions if action["name"] not in WRITES]
-    ask = [{"text": "I will make these changes: " + ", ".join(a["name"].replace("_", " ") for a in writes) + ". Shall I go ahead?"}]
-    who = act("find_user_id_by_email", email=email)
-    return {
-        "db": db,
-        "request": " ".join([f"Hello, my email is {email}.", *wishes]),
-        "facts": [[["your email"], f"My email is {email}."], [ASKS_FIRST, YES], [["reason", "why"], reason], [ASKS_LAST, YES]],
-        "actions": actions,
-        "asked": list(asked),
-        "told": list(told),
-        "script": [who, *looks, *reads, *(ask if writes else []), *writes, {"text": " ".join(said) or "All of it is done."}],
-    }
+def introduce(user):
+    """How the user says who it is, what it is asked for when it does not, and the call by which the oracle finds out."""
+    return f"My email is {user['email']}.", "your email", [act("find_user_id_by_email", email=user["email"])]

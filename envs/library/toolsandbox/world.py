@@ -3,8 +3,6 @@
 ToolSandbox's licence does not allow its text here, so the descriptions of the tools are ours; results are Python's `repr`, as there.
 """
 
-FIRST = ["Anneke", "Bram", "Cosima", "Dario", "Elif", "Fenna", "Goran", "Hedda", "Imre", "Jonna", "Kasimir", "Lotte", "Milan", "Nadja"]
-LAST = ["Abelev", "Brandt", "Cervin", "Dupont", "Eriksen", "Fabri", "Galanis", "Hofer", "Iversen", "Jansky", "Kowal", "Lindqvist", "Moreau"]
 RELATIONSHIPS = ["boss", "brother", "colleague", "dentist", "friend", "neighbour", "sister", "uncle"]
 TEXTS = [
     "I will be ten minutes late",

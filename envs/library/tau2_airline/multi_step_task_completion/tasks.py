@@ -1,6 +1,9 @@
 # include: ../../episode.py
 
 
+# include: ../../tau2.py
+
+
 # include: ../world.py
 
 
@@ -44,4 +47,4 @@ def make_task(seed, knobs):
             wishes.append(f"Please put these passengers on reservation {identifier}: {names}.")
             actions.append(act("update_reservation_passengers", reservation_id=identifier, passengers=passengers))
     wishes.insert(rng.randrange(len(wishes) + 1), f"My reservation {other} stays as it is.")
-    return make(db, user_id, wishes, actions)
+    return make(db, user_id, wishes, actions, reason="The reason is my health.")

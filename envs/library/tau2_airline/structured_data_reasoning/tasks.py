@@ -1,6 +1,9 @@
 # include: ../../episode.py
 
 
+# include: ../../tau2.py
+
+
 # include: ../world.py
 
 
@@ -59,7 +62,7 @@ def make_task(seed, knobs):
     looks = [act("get_user_details", user_id=user_id)]
     looks += [act("get_reservation_details", reservation_id=identifier) for identifier in user["reservations"]]
     looks = [look for look in looks if look not in actions]
-    return make(db, user_id, wishes, actions, looks)
+    return make(db, user_id, wishes, actions, looks, reason="The reason is my health.")
 
 
 def move(db, reservation, origin, destination):

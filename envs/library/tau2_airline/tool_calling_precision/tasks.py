@@ -1,6 +1,9 @@
 # include: ../../episode.py
 
 
+# include: ../../tau2.py
+
+
 # include: ../world.py
 
 
@@ -41,7 +44,7 @@ def make_task(seed, knobs):
                 flights.append({"flight_number": number, "date": date})
                 twin = number[:-2] + number[:-3:-1]  # the same digits in another order: the tool takes it without a word
                 if rng.random() < knobs["near"] and twin not in db["flights"]:
-                    db["flights"][twin] = {**copy.deepcopy(db["flights"][number]), "flight_number": twin}
+                    db["flights"][twin] = {**duplicate(db["flights"][number]), "flight_number": twin}
             listed = ", then ".join(f"{flight['flight_number']} on {flight['date']}" for flight in flights)
             wishes.append(f"Move reservation {identifier} to {cabin} on these flights: {listed}. Use {payment_id} for the difference.")
             change = act("update_reservation_flights", reservation_id=identifier, cabin=cabin, flights=flights, payment_id=payment_id)

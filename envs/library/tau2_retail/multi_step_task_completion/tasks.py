@@ -1,6 +1,9 @@
 # include: ../../episode.py
 
 
+# include: ../../tau2.py
+
+
 # include: ../world.py
 
 
