@@ -125,6 +125,9 @@ def parse_package(meta: str | dict[str, Any], source: str, path: str = "") -> Pa
     if isinstance(meta, str):
         try:
             meta = json.loads(meta)
+            json.dumps(meta, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise PackageError(f"{where}: holds half of a surrogate pair, which is no text; write whole characters") from None
         except (ValueError, RecursionError) as error:
             raise PackageError(f"{where}: not JSON: {error}") from None
     if not isinstance(meta, dict):
@@ -160,7 +163,7 @@ def check_source(source: str, where: str = "environment.py") -> None:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise PackageError(f"{where}: not Python: {error}") from None
+        raise PackageError(f"{where}: not Python: {str(error) or 'nested too deeply'}") from None
     for node in ast.walk(tree):
         modules = []
         if isinstance(node, ast.Import):

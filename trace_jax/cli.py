@@ -386,7 +386,7 @@ def _crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
         return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
     log = _log_traceback(workdir, argv)
     first = "; if another process of the run ended before, it says why" if workdir and workdir.processes.count > 1 else ""
-    return _complain(f"{type(error).__name__}: {error}; traceback in {log}{first}", 1)
+    return _complain(f"{type(error).__name__}: {redact(str(error))}; traceback in {log}{first}", 1)
 
 
 def _reader_left() -> bool:

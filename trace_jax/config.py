@@ -361,6 +361,8 @@ class Config:
             check(name, spec, value)
         _check_addresses("servers.urls", self.servers.urls, "the servers' key goes into SGLANG_API_KEY")
         _check_addresses("agents.url", (self.agents.url,) if self.agents.url else (), "it takes no key")
+        _check_secrets("agents.command", self.agents.command, "put it into a script that reads it from the environment")
+        _check_secrets("agents.parameters", json.dumps(self.agents.parameters, default=str), "leave it out")
         for ok, name, why in self._rules():
             if not ok:
                 raise InputError(f"config field {name!r}: {operator.attrgetter(name)(self)} {why}")
@@ -413,6 +415,14 @@ def _check_addresses(name: str, urls: tuple[str, ...], key: str) -> None:
             raise InputError(f"config field {name!r}: {shown} is no http://HOST:PORT; {key}")
         if url.rstrip("/") in [other.rstrip("/") for other in urls[:place]]:
             raise InputError(f"config field {name!r}: {url} is there twice; adapters are loaded into a server once")
+
+
+def _check_secrets(name: str, text: str, fix: str) -> None:
+    """Raises InputError, which does not show it, when a text holds what config.json must not."""
+    from trace_jax.agents.redaction import redact  # the package itself needs this module
+
+    if redact(text) != text:
+        raise InputError(f"config field {name!r}: holds a key, a password or the name of an account, and is stored in config.json; {fix}")
 
 
 def data_folder(name: str) -> pathlib.Path:

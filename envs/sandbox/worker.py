@@ -51,7 +51,7 @@ def prepare(modules):
     for name in hashlib.algorithms_guaranteed:
         with contextlib.suppress(ValueError):  # some systems refuse the old ones
             hashlib.new(name)
-    for name in DIGESTS:
+    for name in (*DIGESTS, "ctypes"):  # the last is the lock-down's, and half of its time
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for source in ("nothing", "''.nothing", "1 +"):  # a traceback, with what it suggests

@@ -36,11 +36,13 @@ def measure(sandbox):
     """{name: value} for the thresholds, and {name: value} of the rest."""
     desk = load_builtin("desk")
     with Pool(1, sandbox=sandbox) as pool:
-        starts, ends, many = [], [], []
+        starts, ends, many, start_cpu = [], [], [], []
+        zygote = pool._launcher._zygote.process.pid
         for _ in range(STARTS):
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), time.process_time() + cpu_seconds(zygote)
             (process,) = start(pool._launcher, [pool._options])
             ready = time.perf_counter()
+            start_cpu.append(time.process_time() + cpu_seconds(zygote) + cpu_seconds(process.child.pid) - spent)
             process.kill()
             starts.append(ready - began)
             ends.append(time.perf_counter() - ready)
@@ -64,22 +66,25 @@ def measure(sandbox):
             rates.append(steps / (time.perf_counter() - began))
             host.append((time.process_time() - spent) / steps)
             worker.append((cpu_seconds(pid) - theirs) / steps)
-        medians = []
+        medians, message = [], []
         for _ in range(ROUNDS // 2):
-            times = []
+            times, spent, theirs = [], time.process_time(), cpu_seconds(pid)
             for _ in range(MESSAGES):
                 began = time.perf_counter()
                 episodes[0].call(*call[1])
                 times.append(time.perf_counter() - began)
             medians.append(statistics.median(times))
+            message.append((time.process_time() - spent + cpu_seconds(pid) - theirs) / MESSAGES)
         with open(f"/proc/{pid}/status") as file:
             resident = next(int(line.split()[1]) for line in file if line.startswith("VmRSS:"))
         values = (max(rates), min(medians) * 1e6, resident / 1024, min(starts) * 1e3, min(many) * 1e3)
         others = {
             "batched steps, median": f"{statistics.median(rates):,.0f} steps/s",
-            "CPU of a step, host": f"{min(host) * 1e6:.1f} us",
-            "CPU of a step, worker": f"{min(worker) * 1e6:.1f} us",
+            "CPU of a batched step, host": f"{min(host) * 1e6:.1f} us",
+            "CPU of a batched step, worker": f"{min(worker) * 1e6:.1f} us",
+            "CPU of one step, both": f"{min(message) * 1e6:.0f} us",
             "one step, median of medians": f"{statistics.median(medians) * 1e6:.0f} us",
+            "CPU of a start, all three": f"{min(start_cpu) * 1e3:.1f} ms",
             "start of a worker, median": f"{statistics.median(starts) * 1e3:.1f} ms",
             "end of a worker": f"{min(ends) * 1e3:.1f} ms",
         }

@@ -57,6 +57,9 @@ def test_missing_fields_files_and_truncated_json_are_named(tmp_path):
     (tmp_path / "environment.py").write_text(SOURCE)
     with pytest.raises(PackageError, match="package.json: not JSON"):
         load_package(tmp_path)
+    (tmp_path / "package.json").write_text(json.dumps(META | {"rationale": "\ud83d"}))
+    with pytest.raises(PackageError, match="package.json: holds half of a surrogate pair"):
+        load_package(tmp_path)
     (tmp_path / "environment.py").write_bytes(b"\xff\xfe")
     with pytest.raises(PackageError, match="environment.py: not UTF-8"):
         load_package(tmp_path)
@@ -71,6 +74,7 @@ def test_missing_fields_files_and_truncated_json_are_named(tmp_path):
         ("x = eval('1')\n" + SOURCE, "'eval' may not be used"),
         (SOURCE.replace("def oracle", "def solve"), "oracle is missing"),
         (SOURCE + "def (:", "not Python"),
+        (SOURCE + "x = " + "-" * 100_000 + "1", "not Python: nested too deeply"),
         ("#" * 500_000 + SOURCE, "larger than"),
     ],
 )

@@ -135,11 +135,13 @@ def test_a_crash_is_one_line_and_the_traceback_is_in_the_workdir(probe, capsys, 
         pass  # the lock was given back
 
 
-def test_the_traceback_holds_no_key(probe, tmp_path, monkeypatch):
+def test_neither_the_traceback_nor_what_is_said_of_it_holds_a_key(probe, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "opensesame")
     assert cli.main([*probe, "--policy=crash", "--config.name=opensesame", "--config.target.package=http://me:pw@host"]) == 1
     log = (tmp_path / "run" / "error.log").read_text()
     assert "ZeroDivisionError" in log and "opensesame" not in log and "pw" not in log
+    cli._crash(RuntimeError("{'Authorization': 'Bearer opensesame'}"), None, [])
+    assert "opensesame" not in capsys.readouterr().err
 
 
 def test_a_full_disk_is_said_in_one_line(probe, capsys, tmp_path):

@@ -119,6 +119,21 @@ def test_a_password_in_an_address_is_refused_and_not_repeated():
 
 
 @pytest.mark.parametrize(
+    "name, text, secret",
+    [
+        ("agents.command", "ask --key sk-0123456789abcdef", "0123456789"),
+        ("agents.command", "curl -H 'Authorization: Bearer abc.def'", "abc.def"),
+        ("agents.parameters", '{"user": "me@acme.example"}', "acme"),
+    ],
+)
+def test_a_secret_in_what_is_stored_is_refused_and_not_repeated(name, text, secret):
+    with pytest.raises(InputError, match=f"'{name}': holds a key, .* stored in config.json") as error:
+        load_config("quickstart", [(name, text)])
+    assert secret not in str(error.value)
+    load_config("quickstart", [("agents.command", "sh -c 'ask $MY_API_KEY'"), ("agents.parameters", '{"user": "anna", "seed": 1}')])
+
+
+@pytest.mark.parametrize(
     "config, name",
     [
         (Config(diagnosis=configs.DiagnosisSection(runs=5)), "diagnosis.min_runs"),

@@ -54,9 +54,9 @@ def test_a_template_that_is_wrong_names_its_file(tmp_path, text, words):
 
 
 def test_variables_are_given_exactly():
-    with pytest.raises(ValueError, match="'schema' is not given"):
+    with pytest.raises(InputError, match="'schema' is not given; those that are: faults"):
         Templates().render("answer_repair", faults=[])
-    with pytest.raises(ValueError, match="'more' is not one of its own"):
+    with pytest.raises(InputError, match="answer_repair.md: variable 'more' is not declared; add a line 'more: ...'"):
         Templates().render("answer_repair", faults=[], schema="", more=1)
 
 

@@ -7,6 +7,7 @@ number that JSON does not have, or a key that occurs twice are faults.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from trace_jax.agents.redaction import shorten
 _THOUGHTS = re.compile(r"\A\s*(?:<think>|(?![{\[\"`])).*?</think>", re.DOTALL)  # templates that open them leave the first tag out
 _FENCE = re.compile(r"\A```\w*\n(.*)\n```\Z", re.DOTALL)
 _MOST_FAULTS = 8  # the first ones; whoever mends them meets the rest next time
+_MOST_FOUND = 200  # an answer of millions of values has millions of faults
 _KINDS = {"object": dict, "array": list}
 
 
@@ -75,16 +77,15 @@ def schema_faults(value: Any, schema: Schema) -> list[str]:
     """Where a value does not fit a JSON schema (Draft 2020-12), each with the path of the field."""
     from jsonschema.exceptions import best_match
 
-    errors = sorted(
-        _validator(json.dumps(schema)).iter_errors(value), key=lambda error: [str(part).zfill(8) for part in error.absolute_path]
-    )
+    found = itertools.islice(_validator(json.dumps(schema)).iter_errors(value), _MOST_FOUND)
+    errors = sorted(found, key=lambda error: [str(part).zfill(8) for part in error.absolute_path])
     faults = []
     for error in errors[:_MOST_FAULTS]:
         error = best_match(iter([error])) or error  # of alternatives, the one that comes nearest
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
         faults.append(f"{path or 'the answer'}: {shorten(error.message)}")
     if len(errors) > _MOST_FAULTS:
-        faults.append(f"and {len(errors) - _MOST_FAULTS} more")
+        faults.append(f"and {len(errors) - _MOST_FAULTS} more" + " at least" * (len(errors) == _MOST_FOUND))
     return faults
 
 
@@ -125,10 +126,11 @@ def _finite(text: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice in one object")
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {shorten(key)!r} occurs twice in one object")
+        found[key] = value
     return found
 
 

@@ -2,13 +2,15 @@
 
 Before a question is sent, what it may cost at most is reserved: its prompt by a careful estimate, its answer at its limit. When the answer
 is there, what it did cost takes the reservation's place. A question that does not fit waits while others are in flight, which mostly cost
-less than was reserved for them; when nothing is in flight and it still does not fit, the run ends.
+less than was reserved for them; when nothing is in flight and it still does not fit, the run ends. With a limit the first question goes
+alone: what it took beyond its estimate is added to those of all others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from trace_jax.agents.protocol import Message
@@ -43,7 +45,10 @@ class Budget:
         self.tokens, self.dollars = 0, 0.0
         self._reserved_tokens, self._reserved_dollars, self._in_flight = 0, 0.0, 0
         self._dearest = 0.0  # US dollars of one answer
-        self._excess = 0  # tokens by which a question exceeded what was reserved: a coding agent adds a prompt of its own
+        self._excess, self._share = 0, 0.0  # of a question beyond what was reserved: tokens, and in proportion to the prompt
+        self._grows = settings.backend in ("openai", "served")  # their tokens are shorter; a coding agent adds a prompt of its own
+        self._tried = settings.max_tokens is None and settings.max_cost is None
+        self._end: str | None = None  # why nothing is sent any more
         self._waiting: list[asyncio.Future[None]] = []
         for exchange in exchanges:
             self.spend(exchange)
@@ -53,14 +58,16 @@ class Budget:
         prices = self._settings.price_input, self._settings.price_output
         return None if None in prices else (input_tokens * prices[0] + output_tokens * prices[1]) / _MILLION
 
-    def spend(self, exchange: Exchange, reserved: int | None = None) -> None:
-        """Counts an answer; `reserved` is what was thought of it."""
+    def spend(self, exchange: Exchange, reserved: tuple[int, int] | None = None) -> None:
+        """Counts an answer; `reserved` are the tokens that were thought of question and answer."""
         tokens = exchange.input_tokens + exchange.output_tokens
         self.tokens += tokens
         dollars = exchange.cost if exchange.cost is not None else self.price(exchange.input_tokens, exchange.output_tokens) or 0.0
         self.dollars += dollars
         self._dearest = max(self._dearest, dollars)
-        self._excess = max(self._excess, tokens - reserved if reserved is not None else 0)
+        if reserved is not None:
+            excess = tokens - sum(reserved) if not self._grows else exchange.input_tokens - reserved[0]
+            self._excess, self._share = max(self._excess, excess), max(self._share, excess / reserved[0])
 
     @contextlib.asynccontextmanager
     async def reserve(self, input_tokens: int, output_tokens: int) -> AsyncIterator[None]:
@@ -69,17 +76,22 @@ class Budget:
         Raises:
           Unfinished: it does not fit, and nothing that is in flight can change that.
         """
-        input_tokens += self._excess
-        tokens = input_tokens + output_tokens
-        while fault := self._fault(tokens, dollars := self._dollars(input_tokens, output_tokens)):
-            if not self._in_flight:
-                raise Unfinished(fault)
+        while True:
+            question = input_tokens + (math.ceil(input_tokens * self._share) if self._grows else self._excess)
+            tokens, dollars = question + output_tokens, self._dollars(question, output_tokens)
+            fault = self._fault(tokens, dollars)
+            self._end = self._end or (None if self._in_flight else fault)
+            if self._end:  # for all: a smaller question, sent now, would be paid for and cancelled
+                raise Unfinished(self._end)
+            if not fault and (self._tried or not self._in_flight):
+                break
             self._waiting.append(asyncio.get_running_loop().create_future())
             await self._waiting[-1]
         self._hold(tokens, dollars, 1)
         try:
             yield
         finally:
+            self._tried = True
             self._hold(-tokens, -dollars, -1)
             waiting, self._waiting = self._waiting, []
             for future in waiting:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from trace_jax.agents.answers import read_answer
 from trace_jax.agents.budget import Budget, estimate_tokens, prompt_tokens
-from trace_jax.agents.protocol import Answer, Backend, Check, Message, Reply, Schema, Unavailable, Usage
+from trace_jax.agents.protocol import Answer, Backend, Check, Message, Reply, Schema, TooLong, Unavailable, Usage
 from trace_jax.agents.record import Exchange, Record, exchange_key, request_digest
 from trace_jax.agents.redaction import without_keys
 from trace_jax.config import AgentsSection
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 REPAIRS = 2  # turns in which an author may mend its answer
 BACKOFF = 1.0  # seconds before the second attempt; each further wait is twice as long
+_CHARACTERS = 5  # of a token, rather too many
+_LONGEST_TOKEN = 32  # characters, on average: what is longer than so many tokens came from no model, and is not kept
 _LONGEST_WAIT = 60.0  # seconds between two attempts, unless the backend asks for more
 _LONGEST_OBEYED = 600.0  # seconds that a backend may ask for
 _PATIENCE = 8, 3  # failures in a row, at least, and times the concurrency, after which nothing is sent any more
@@ -77,7 +79,12 @@ class Client:
         talk = [{"role": message["role"], "content": _encodable(message["content"])} for message in messages]
         digest, parsed, usage = "", None, Usage()
         for turn in range(REPAIRS + 1):
-            exchange, earlier = await self._exchange(talk, schema, sample)
+            try:
+                exchange, earlier = await self._exchange(talk, schema, sample)
+            except TooLong:
+                if not turn:
+                    raise
+                break  # there is no room to show it what is wrong: the gap that it leaves is no other question's fault
             digest, usage = digest or exchange.key, usage + dataclasses.replace(exchange.usage, earlier=int(earlier))
             value, faults = _judge(exchange, schema, check)
             parsed = parsed if value is None else value
@@ -85,8 +92,7 @@ class Client:
                 break
             shown = json.dumps(schema, indent=1, ensure_ascii=False) if schema else ""
             repair = self._templates.render("answer_repair", faults=faults, schema=shown)
-            # some endpoints refuse a turn without text
-            talk = [*talk, {"role": "assistant", "content": exchange.text or "(no answer)"}, {"role": "user", "content": repair}]
+            talk = [*talk, {"role": "assistant", "content": _echo(exchange)}, {"role": "user", "content": repair}]
         return Reply(exchange.text, parsed, tuple(faults), digest, usage)
 
     async def close(self) -> None:
@@ -125,7 +131,8 @@ class Client:
         prompt = prompt_tokens(messages, json.dumps(schema) if schema else "")
         async with session.semaphore, session.budget.reserve(prompt, settings.answer_tokens):
             answer = await self._attempts(session, messages, schema, sample)
-            text = without_keys(_encodable(answer.text))
+            most = _LONGEST_TOKEN * settings.answer_tokens
+            text = without_keys(_encodable(answer.text[:most]))
             usage = answer.usage or Usage(1, prompt, estimate_tokens(text) if text else 0)
             exchange = Exchange(
                 key=key,
@@ -135,7 +142,7 @@ class Client:
                 sample=sample,
                 stage=self.stage,
                 text=text,
-                cut=answer.cut,
+                cut=answer.cut or len(answer.text) > most,
                 limit=settings.answer_tokens,
                 input_tokens=usage.input_tokens,
                 output_tokens=usage.output_tokens,
@@ -144,7 +151,7 @@ class Client:
                 when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             )
             session.record.add(exchange)
-            session.budget.spend(exchange, prompt + settings.answer_tokens)
+            session.budget.spend(exchange, (prompt, settings.answer_tokens))
             self._count(exchange, earlier=False)
             return exchange
 
@@ -189,6 +196,15 @@ def _judge(exchange: Exchange, schema: Schema | None, check: Check | None) -> tu
         return None, faults if exchange.text.strip() else ["it is empty"]
     value, faults = read_answer(exchange.text, schema)
     return value, faults or (list(check(value)) if check else [])
+
+
+def _echo(exchange: Exchange) -> str:
+    """An answer as its author sees it again: some endpoints refuse a turn without text, none has room for one without end."""
+    half = _CHARACTERS * exchange.limit // (8 if exchange.cut else 2)
+    left = len(exchange.text) - 2 * half
+    if left <= 0:
+        return exchange.text or "(no answer)"
+    return f"{exchange.text[:half]}\n... {left:,} characters left out ...\n{exchange.text[-half:]}"
 
 
 def _wait(attempt: int, retry_after: float | None) -> float:

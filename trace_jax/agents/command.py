@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trace_jax.agents.answers import format_note
-from trace_jax.agents.protocol import Answer, Message, Schema, Unavailable, Usage
+from trace_jax.agents.protocol import MOST_TOKENS, Answer, Message, Schema, Unavailable, Usage
 from trace_jax.agents.redaction import redact, shorten
 from trace_jax.config import AgentsSection
 from trace_jax.errors import InputError
@@ -216,7 +216,7 @@ def _claude_usage(found: Mapping[str, Any]) -> Usage | None:
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
     found = usage.get(name)
-    return found if type(found) is int and found >= 0 else 0
+    return found if type(found) is int and 0 <= found < MOST_TOKENS else 0
 
 
 def _event(line: str) -> dict[str, Any] | None:

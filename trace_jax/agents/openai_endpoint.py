@@ -21,7 +21,7 @@ from typing import Any
 import openai
 
 from trace_jax.agents.answers import format_note
-from trace_jax.agents.protocol import Answer, Message, Schema, Unavailable, Usage
+from trace_jax.agents.protocol import MOST_TOKENS, Answer, Message, Schema, TooLong, Unavailable, Usage
 from trace_jax.agents.redaction import redact, shorten
 from trace_jax.config import AgentsSection
 from trace_jax.errors import InputError
@@ -72,10 +72,10 @@ class Endpoint:
                 elif error.code in ("content_filter", "content_policy_violation"):
                     return Answer("")  # a refusal of this question, as others write it into a message
                 else:
-                    raise InputError(self._say(error)) from None  # the cause holds the request, its headers among it
+                    raise self._refused(error) from None  # the cause holds the request, its headers among it
             except openai.APIStatusError as error:
                 wait = error.code != "insufficient_quota" and (error.status_code in _AGAIN or error.status_code >= 500)
-                failure = Unavailable(self._say(error), _retry_after(error.response.headers)) if wait else InputError(self._say(error))
+                failure = Unavailable(self._say(error), _retry_after(error.response.headers)) if wait else self._refused(error)
                 raise failure from None
             except openai.APIConnectionError as error:
                 raise Unavailable(f"agents.backend={self.name}: no connection ({type(error.__cause__ or error).__name__})") from None
@@ -130,8 +130,13 @@ class Endpoint:
         body = error.body
         said = body.get("message") if isinstance(body, Mapping) else body
         text = _clean(str(said or "without a word"), error.response.headers)
-        fix = "; lower config field 'agents.prompt_tokens'" if "context" in text and error.status_code in (400, 413, 422) else ""
-        return f"agents.backend={self.name}: status {error.status_code}: {text}{_FIXES.get(error.status_code, fix)}"
+        return f"agents.backend={self.name}: status {error.status_code}: {text}{_FIXES.get(error.status_code, '')}"
+
+    def _refused(self, error: openai.APIStatusError) -> InputError:
+        said = self._say(error)
+        if error.status_code == 413 or (error.status_code in (400, 422) and "context" in f"{error.code} {said}"):
+            return TooLong(f"{said}; lower config field 'agents.prompt_tokens' or 'agents.answer_tokens', which have to fit together")
+        return InputError(said)
 
 
 def openai_endpoint(settings: AgentsSection) -> Endpoint:
@@ -167,7 +172,7 @@ def _usage(found: Any) -> Usage | None:
     if not isinstance(found, Mapping):
         return None
     counts = found.get("prompt_tokens"), found.get("completion_tokens")
-    return Usage(1, *counts) if all(type(count) is int and count >= 0 for count in counts) else None
+    return Usage(1, *counts) if all(type(count) is int and 0 <= count < MOST_TOKENS for count in counts) else None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -10,9 +10,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from trace_jax.errors import InputError
+
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content"}
 Schema = Mapping[str, Any]  # JSON schema of an answer, an object with all properties required
 Check = Callable[[Any], Sequence[str]]  # what is wrong with an answer beyond its schema, in sentences that its author can act on
+MOST_TOKENS = 10**9  # of one exchange: a larger count is none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,10 @@ class Unavailable(Exception):
         self.retry_after = retry_after
 
 
+class TooLong(InputError):
+    """The backend has no room for a question and its answer."""
+
+
 class Backend(Protocol):
     """Who answers.
 
@@ -107,7 +114,7 @@ class Backend(Protocol):
 
         Raises:
           Unavailable: worth another try.
-          InputError: not: a wrong key, an unknown model, a request that the backend refuses.
+          InputError: not: a wrong key, an unknown model, a request that the backend refuses; `TooLong` where only its length is wrong.
         """
         ...
 

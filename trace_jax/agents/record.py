@@ -17,6 +17,7 @@ from trace_jax.agents.protocol import Message, Schema, Usage
 from trace_jax.errors import InputError
 from trace_jax.workdir import Workdir
 
+_TYPES = {"str": (str,), "int": (int,), "bool": (bool,), "float | None": (float, int, type(None))}  # annotation to what JSON has for it
 EXCHANGES = "agents/exchanges.jsonl"
 
 
@@ -99,8 +100,10 @@ def parse_exchanges(lines: Iterable[Mapping[str, Any]], path: pathlib.Path) -> l
             exchange = Exchange(**line)
         except TypeError as error:
             raise InputError(f"{path}, line {number}: no exchange of an LLM ({error}); remove the line") from error
-        if not (isinstance(exchange.text, str) and isinstance(exchange.key, str)):
-            raise InputError(f"{path}, line {number}: 'text' and 'key' must be strings; remove the line")
+        for field in dataclasses.fields(Exchange):
+            value = getattr(exchange, field.name)
+            if type(value) not in _TYPES[field.type] or (field.type != "str" and value is not None and not 0 <= value < float("inf")):
+                raise InputError(f"{path}, line {number}: {field.name!r} cannot be {str(value)[:40]!r}; remove the line")
         exchanges.append(exchange)
     return exchanges
 

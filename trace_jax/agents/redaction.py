@@ -26,6 +26,10 @@ _FORMS = [
         rf"\1\2{HIDDEN}",
     ),
     (re.compile(r"\b(?:sk|rk|pk)-[\w*.-]*[\w*]|\b(?:sk|gsk|xai|hf)[-_](?=\w*\d)\w{10,}|\bAIza[\w-]{10,}"), HIDDEN),
+    (
+        re.compile(r"\b((?:access|session|refresh)_token|\w*secret|password|passwd)(['\"]?\s*[:=]\s*['\"]?)[^\s'\",;}\])]+", re.IGNORECASE),
+        rf"\1\2{HIDDEN}",
+    ),
     (re.compile(r"\borg-\w[\w-]*"), HIDDEN),
     (re.compile(r"\b(?:proj_|user-)(?=\w*[\dA-Z]|\w{16})\w+"), HIDDEN),  # not `user-agent`, nor the `proj_weight` of a traceback
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), HIDDEN),  # an e-mail address

@@ -25,6 +25,8 @@ class Replay:
         self._path = pathlib.Path(settings.recorded).expanduser()
         self._parameters, self._stage = settings.parameters, stage
         exchanges = parse_exchanges(_read_lines(self._path), self._path)
+        if not exchanges:
+            raise InputError(f"config field 'agents.recorded': {self._path} holds no answers; give the agents/exchanges.jsonl of a run")
         models = sorted({exchange.model for exchange in exchanges})
         if settings.model and settings.model not in models:
             raise InputError(f"config field 'agents.model': {self._path} has no answers of {settings.model!r}, but of {', '.join(models)}")

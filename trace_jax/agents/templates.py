@@ -87,12 +87,13 @@ class Templates:
         """The text of a prompt.
 
         Raises:
-          InputError: as `variables`; or the template fails with these values.
-          ValueError: a variable is missing or additional.
+          InputError: as `variables`; it declares others than those given; or the template fails with these values.
         """
         declared = self.variables(name)
         if odd := sorted(declared.keys() ^ variables.keys()):
-            raise ValueError(f"prompt {name}: variable {odd[0]!r} is {'not given' if odd[0] in declared else 'not one of its own'}")
+            given = f"is not given; those that are: {', '.join(variables)}"
+            told = given if odd[0] in declared else f"is not declared; add a line '{odd[0]}: ...' to its first comment, and use it"
+            raise InputError(f"{self._path(name)}: variable {odd[0]!r} {told}")
         try:
             return self._environment.get_template(str(self._path(name))).render(**variables).strip() + "\n"
         except jinja2.TemplateError as error:

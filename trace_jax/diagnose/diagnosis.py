@@ -299,11 +299,8 @@ def _write(d: Diagnosis, graded: Sequence[Trajectory], write: Callable[[str, byt
     for run in d.runs:
         write(f"diagnosis/runs/run_{run.attempt:02d}.json", _json(encode_run(run)))
     write("diagnosis/evidence.jsonl", _lines({**dataclasses.asdict(x), "passed": d.outcome[x.trajectory]} for x in d.labels))
-    if d.gaps:
-        write(
-            "diagnosis/gaps.jsonl",
-            _lines({"run": n, "trajectory": x.trajectory, "capability": x.capability, "reason": x.reason} for n, x in d.gaps),
-        )
+    gaps = ({"run": n, "trajectory": x.trajectory, "capability": x.capability, "reason": x.reason} for n, x in d.gaps)
+    write("diagnosis/gaps.jsonl", _lines(gaps))  # without any too: an earlier run may have had some
     write("diagnosis/figures.json", _json(d.to_json()))
     write("diagnosis/selected_capabilities.json", _json(d.selection))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -18,13 +17,10 @@ from rl.trajectory import Trajectory
 from trace_jax.agents.budget import estimate_tokens
 from trace_jax.agents.protocol import Schema
 from trace_jax.diagnose.compaction import compact
-from trace_jax.diagnose.evidence import Candidate
+from trace_jax.diagnose.evidence import RESERVED, Candidate, is_name
 from trace_jax.diagnose.labelling import clipped, object_schema, shown
 from trace_jax.errors import InputError
 
-RESERVED = frozenset({"base", "uniform", "constant", "router", "composed", "all", "na", "present", "lacking", "gap"})  # policies, labels
-_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-_LONGEST_NAME = 64
 _LONGEST = 1500  # most characters of a definition: it is part of every question that labels
 _STEM = 5  # characters: verify and verification, preconditions and precondition are one
 _FILLERS = frozenset({"the", "a", "an", "of", "and", "in", "to", "for", "with", "skill", "skills", "ability", "capability"})
@@ -158,7 +154,7 @@ def _definition_faults(entry: Any, where: str, taken: Collection[str]) -> list[s
         return [f"{where}: must be an object"]
     faults = []
     name, description = entry.get("name"), entry.get("description")
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+    if not is_name(name):
         faults.append(f"{where}.name: {shown(name)} is not in snake_case; write two to four words like precondition_verification")
     elif name in RESERVED:
         faults.append(f"{where}.name: {name!r} has another meaning here; choose another name")

@@ -24,6 +24,14 @@ from trace_jax.diagnose.calls import Call, agent_calls, fields, leaves, pair, re
 NA, PRESENT, LACKING = "NA", "PRESENT", "LACKING"
 LABELS = (NA, PRESENT, LACKING)
 GAP = "GAP"  # the labeller gave no valid label: a missing value, never taken for one of the three
+RESERVED = frozenset({"base", "uniform", "constant", "router", "composed", "all", "na", "present", "lacking", "gap"})  # policies, labels
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_LONGEST_NAME = 64
+
+
+def is_name(name: Any) -> bool:
+    """Whether it can name a capability, whose files are in folders of that name."""
+    return isinstance(name, str) and len(name) <= _LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
 @dataclasses.dataclass(frozen=True)

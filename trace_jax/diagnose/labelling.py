@@ -22,6 +22,8 @@ _LEAST_WORDS, _MOST_WORDS = 3, 40
 _REASON = 500  # most characters of a reason that are kept
 _SHOWN = 80  # most characters of an answer's text in a fault
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")  # signs of scripts without spaces count as words
+_PLAIN = str.maketrans(dict.fromkeys("\u2018\u2019\u201a\u201b\u2032", "'") | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033", '"')
+                       | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-") | {"\u2026": "..."})  # fmt: skip
 _MARK = re.compile(r"(?m)^[|>] ?")
 
 
@@ -99,7 +101,7 @@ class Reading:
             yield f"must be text copied from message {index}"
             return
         said, quoted = self._said(index), _variants(quote)
-        if quoted & said:
+        if quote.strip() and quoted & said:
             return  # the whole message, however short
         if len(_WORD.findall(quote)) < _LEAST_WORDS:
             words = f"{_LEAST_WORDS} to {_MOST_WORDS} words"
@@ -135,7 +137,9 @@ def _texts(message: Mapping[str, Any]) -> list[str]:
 
 
 def _variants(*texts: str) -> frozenset[str]:
-    """Texts without regard to case and spaces; a second time without the marks that lines may begin with."""
+    """Texts without regard to case, spaces and the form of quotation marks and dashes, which models write their own way; a second time
+    without the marks that lines may begin with."""
+    texts = tuple(text.translate(_PLAIN) for text in texts)
     return frozenset(" ".join(t.split()).casefold() for text in texts for t in (text, _MARK.sub("", text)))
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trace_jax.agents.redaction import shorten
 from trace_jax.diagnose.aggregate import Figures
+from trace_jax.diagnose.evidence import RESERVED, is_name
 from trace_jax.errors import InputError
 
 PENDING, DONE = "PENDING", "DONE"
@@ -76,8 +78,8 @@ def decode_selection(data: Any, file: str) -> list[dict[str, Any]]:
         for key in _KNOWN:
             if key not in entry:
                 raise InputError(f"{where}: field {key!r} is missing")
-        if not isinstance(entry["skill"], str) or not entry["skill"] or entry["skill"] in seen:
-            raise InputError(f"{where}: field 'skill' must be a name that occurs once")
+        if not is_name(entry["skill"]) or entry["skill"] in seen:
+            raise InputError(f"{where}: field 'skill' must be a name in snake_case that occurs once")
         seen.add(entry["skill"])
         for key in _NUMBERS:
             if isinstance(entry[key], bool) or not isinstance(entry[key], (int, float)):
@@ -101,7 +103,9 @@ def decode_candidates(data: Any, file: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for i, candidate in enumerate(data["candidates"]):
         name = candidate.get("name") if isinstance(candidate, dict) else None
-        if not isinstance(name, str) or not name or name in found:
-            raise InputError(f"{file}: candidates[{i}]: field 'name' must be a name that occurs once, found {name!r}")
-        found[name] = str(candidate.get("description", ""))
+        if not is_name(name) or name in found or name in RESERVED:
+            raise InputError(
+                f"{file}: candidates[{i}]: field 'name' must be a name in snake_case that occurs once, found {shorten(repr(name))}"
+            )
+        found[name] = str(candidate.get("description", "")).encode(errors="replace").decode()  # half a surrogate pair is no text
     return found

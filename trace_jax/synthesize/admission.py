@@ -46,6 +46,8 @@ def _careless(runtime: Runtime, package: Package) -> list[str]:
     for action in careless:
         found = [one.fault for one in play(runtime.pool, package, seeds, recite(dict.fromkeys(seeds, [action]))) if one.fault]
         faults += [f"{json.dumps(action)} ends in a fault: {brief(fault)}" for fault in found[:1]]
+        if len(faults) == _FAULTS or any(fault.kind == "deadline" for fault in found):  # which is waited for, three times a fault
+            break
     return faults
 
 

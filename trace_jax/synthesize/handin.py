@@ -16,9 +16,10 @@ from envs.package import REQUIRED_NAMES, check_source
 
 KNOBS = 8  # most difficulty settings: the oracle is tried at both ends of each
 TOOLS = (3, 5)  # tools of the target that an environment has
+_LONGEST_VERSION = 20
 SENTENCES = (3, 5)  # of the rationale
 _BLOCK = re.compile(r"^(`{3,})[ \t]*(\w*)[^\n]*\n(.*?)^\1[ \t]*$", re.MULTILINE | re.DOTALL)
-_LANGUAGES = {"package.json": ("json",), "environment.py": ("python", "py")}
+_LANGUAGES = {"package.json": ("json",), "environment.py": ("python", "py", "python3")}
 _EMPTY = "\n".join(f"{name} = None" for name in REQUIRED_NAMES)  # stands in for the code while package.json is checked
 
 
@@ -85,10 +86,14 @@ def _meta_faults(text: str, capability: str, target: Package) -> list[str]:
               if getattr(package, field) != value]  # fmt: skip
     if package.max_turns > target.max_turns:
         faults.append(f"package.json: max_turns = {package.max_turns} is more than the target's {target.max_turns}")
-    if not package.knobs:
-        faults.append("package.json: knobs is empty; give at least one difficulty setting with default, min and max")
+    if not any(knob.min < knob.max for knob in package.knobs.values()):
+        faults.append("package.json: knobs is empty, or all have one value; give at least one difficulty setting with default, min and max")
     elif len(package.knobs) > KNOBS:
         faults.append(f"package.json: {len(package.knobs)} knobs, there may be {KNOBS}")
+    if odd := next((name for name in package.knobs if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)), None):
+        faults.append(f"package.json: knobs: {odd[:60]!r} must be snake_case, of at most 40 characters")
+    if len(package.version) > _LONGEST_VERSION:
+        faults.append(f"package.json: version has {len(package.version):,} characters; write 1")
     count = len(_sentences(package.rationale))
     if not SENTENCES[0] <= count <= SENTENCES[1]:
         faults.append(f"package.json: rationale has {count} sentence{'s' * (count != 1)}, it must have {SENTENCES[0]} to {SENTENCES[1]}")

@@ -43,6 +43,7 @@ def test_json_is_found_bare_in_a_fence_and_in_prose(text):
         ('{"a": 1e999}', "1e999"),
         ('{"a": 1, "a": 2}', "'a' occurs twice"),
         ('{"a": "\\ud83d"}', "surrogate"),
+        ("{" + "".join(f'"{n}": 0, ' for n in range(100_000)) + '"99999": 1}', "'99999' occurs twice"),  # in no more than a moment
         ("[" * 100_000, "nested too deeply"),
     ],
 )  # fmt: skip
@@ -73,6 +74,7 @@ def test_faults_have_the_path_of_the_field():
     assert read_answer(json.dumps(value), schema) == (None, faults)
     assert read_answer('{"labels": [], "reason": 0}', schema) == ({"labels": [], "reason": 0}, [])
     assert schema_faults({"labels": [3] * 20, "reason": 0}, schema)[-1] == "and 12 more"
+    assert schema_faults({"labels": [3] * 1_000_000, "reason": 0}, schema)[-1] == "and 192 more at least"
     assert json.dumps(schema) in format_note(schema)
 
 

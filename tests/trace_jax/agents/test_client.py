@@ -1,6 +1,7 @@
 """The agent against an endpoint that misbehaves: each question ends with a good answer, a gap that says why, or an error that does."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -213,8 +214,12 @@ def test_money_is_counted_by_the_prices(tmp_path):
             make(agent._workdir, price_input=1.0)
 
 
-def test_tokens_are_estimated_where_nobody_tells(tmp_path):
-    with asking(tmp_path, lambda request: Reply(GOOD, usage=False)) as (agent, server):
+@pytest.mark.parametrize(
+    "usage", ["null", '{"prompt_tokens": -1, "completion_tokens": 1}', f'{{"prompt_tokens": 1{"0" * 400}, "completion_tokens": 1}}']
+)
+def test_tokens_are_estimated_where_nobody_tells(tmp_path, usage):
+    body = f'{{"choices": [{{"message": {{"content": {json.dumps(GOOD)}}}}}], "usage": {usage}}}'
+    with asking(tmp_path, lambda request: Reply(body=body)) as (agent, server):
         ask(agent)
         (line,) = agent._workdir.read_jsonl(EXCHANGES)
         assert line["estimated"] and line["output_tokens"] >= len(GOOD) // 3 and line["cost"] is None
@@ -333,3 +338,41 @@ def test_killed_at_any_moment_it_repeats_no_answered_question(tmp_path):
         with Workdir.open(tmp_path, Config()) as workdir:
             lines = workdir.read_jsonl(EXCHANGES)
         assert len({line["key"] for line in lines}) == len(lines) == questions
+
+
+def _tight(limit):
+    """An endpoint with room for so many tokens, that answers at length and uselessly."""
+
+    def script(request):
+        tokens = sum(len(message["content"]) for message in request["messages"]) // 4 + request["max_tokens"]
+        return status(400, f"This model's maximum context length is {limit} tokens") if tokens > limit else "no " * 2000
+
+    return script
+
+
+def test_a_repair_without_room_is_a_gap_and_a_question_without_room_an_error(tmp_path):
+    with asking(tmp_path, _tight(500)) as (agent, server):
+        (found,) = ask(agent)
+        assert found.faults == ("there is no JSON in it",) and len(server.requests) == 2
+        with pytest.raises(InputError, match="maximum context .* lower config field 'agents.prompt_tokens' or 'agents.answer_tokens'"):
+            ask(agent, "w" * 4000)
+
+
+def test_an_answer_without_end_is_shown_to_its_author_in_part(tmp_path):
+    with asking(tmp_path, lambda request: "begin" + "x" * 1_000_000 + "end") as (agent, server):
+        assert "cut off" in ask(agent)[0].faults[0] and len(server.requests) == 3
+        shown = server.requests[1]["messages"][-2]["content"]
+        assert len(shown) < 2000 and shown.startswith("begin") and "characters left out" in shown
+        assert all(len(line["text"]) < 10_000 for line in agent._workdir.read_jsonl(EXCHANGES))
+
+
+def test_a_budget_holds_where_tokens_are_shorter_than_estimated(tmp_path):
+    def script(request):
+        usage = {"prompt_tokens": sum(len(message["content"]) for message in request["messages"]), "completion_tokens": 10}
+        return Reply(body=json.dumps({"choices": [{"message": {"content": "x"}}], "usage": usage}), delay=0.02)
+
+    with asking(tmp_path, script, concurrency=50, max_tokens=6000) as (agent, server):
+        with pytest.raises(Unfinished, match="of 6,000 tokens"):
+            ask(agent, *("word " * 50 + str(n) for n in range(60)), schema=None)
+        spent = usage_of(agent._workdir)["total"]
+        assert 5000 < spent.input_tokens + spent.output_tokens <= 6000 and spent.requests == len(server.requests)

@@ -38,6 +38,7 @@ def environment(monkeypatch):
         ("Rate limit for org-AbC123 in proj_9zY8, user-Q1w2E3", "AbC"),
         ("Rate limit for org-AbC123 in proj_9zY8, user-Q1w2E3", "9zY"),
         ("Rate limit for org-AbC123 in proj_9zY8, user-Q1w2E3", "Q1w"),
+        ("client_secret=ab12 passwd: 'cd34'", "cd34"),
         ("http://me:pw@proxy.example/x", "pw"),
         ("ask jane.doe+x@corp.example.org", "jane"),
     ],

@@ -1,4 +1,6 @@
+import json
 import os
+import pathlib
 import shutil
 
 import pytest
@@ -6,7 +8,7 @@ import pytest
 from tests.trace_jax.agents.asking import GOOD, ask, asking, make
 from trace_jax.agents import usage_of
 from trace_jax.agents.protocol import Usage
-from trace_jax.agents.record import EXCHANGES
+from trace_jax.agents.record import EXCHANGES, parse_exchanges
 from trace_jax.config import Config
 from trace_jax.errors import InputError
 from trace_jax.workdir import Workdir
@@ -61,6 +63,9 @@ def test_files_that_are_no_recording_are_named(recorded, workdir, tmp_path):
         (tmp_path / "other.jsonl").write_text(text)
         with pytest.raises(InputError, match=f"other.jsonl, {said}"):
             replaying(workdir, tmp_path / "other.jsonl")
+    (tmp_path / "other.jsonl").write_text("{}")
+    with pytest.raises(InputError, match="'agents.recorded': .*other.jsonl holds no answers; give"):
+        replaying(workdir, tmp_path / "other.jsonl")
     with pytest.raises(InputError, match="'agents.recorded': .*missing.jsonl cannot be read"):
         replaying(workdir, tmp_path / "missing.jsonl")
     torn = tmp_path / "torn.jsonl"
@@ -77,3 +82,13 @@ def test_of_several_models_one_must_be_named(recorded, workdir, tmp_path):
     with pytest.raises(InputError, match="no answers of 'gpt-z'"):
         replaying(workdir, both, model="gpt-z")
     assert ask(replaying(workdir, both, model="gpt-x"), "b", sample=4)[0].faults == ()
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("input_tokens", "9"), ("input_tokens", -1), ("cut", 0), ("cost", "free"), ("cost", float("nan")), ("stage", ["x"]), ("text", None)],
+)
+def test_a_line_with_a_value_of_another_kind_is_named(recorded, field, value):
+    lines = [json.loads(line) for line in recorded[0].read_text().splitlines()]
+    with pytest.raises(InputError, match=f"x.jsonl, line 1: '{field}' cannot be .*; remove the line"):
+        parse_exchanges([lines[0] | {field: value}], pathlib.Path("x.jsonl"))

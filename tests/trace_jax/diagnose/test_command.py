@@ -13,6 +13,7 @@ FILES = [
     "candidates.json",
     "evidence.jsonl",
     "figures.json",
+    "gaps.jsonl",
     *(f"runs/run_{i:02d}.json" for i in range(1, 11)),
     "selected_capabilities.json",
 ]

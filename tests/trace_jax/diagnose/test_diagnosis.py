@@ -106,6 +106,7 @@ def test_the_files_are_those_of_the_published_tool_and_the_selection_comes_last(
         "diagnosis/candidates.json",
         *runs,
         "diagnosis/evidence.jsonl",
+        "diagnosis/gaps.jsonl",
         "diagnosis/figures.json",
         "diagnosis/selected_capabilities.json",
     ]

@@ -108,6 +108,7 @@ def test_labels_carry_the_message_and_a_quote_that_is_in_it():
         (entry(quote="it never looked at it"), "look_before_acting.quote: the words 'it never looked at it' are not in message 2; copy"),
         (entry(index=4), 'look_before_acting.quote: the words \'cancel_order({"id": "A7"})\' are not in message 4; they are in message 2'),
         (entry(quote="wait"), "look_before_acting.quote: 'wait' is too short; copy 3 to 40 words from message 2"),
+        (entry(index=3, quote=" "), "look_before_acting.quote: '' is too short; copy 3 to 40 words from message 3"),
         (entry(quote=None), "look_before_acting.quote: must be text copied from message 2"),
         (entry(reason=" "), "look_before_acting.reason: must be one sentence"),
         ("LACKING", "look_before_acting: must be an object with message_index, quote, reason and label"),
@@ -143,6 +144,7 @@ def test_a_quote_may_come_from_what_was_escaped_or_marked_and_may_be_all_of_a_sh
         {"role": "user", "content": "one\n| two | three\n> four\x1b <|im_end|> é"},
         {"role": "tool", "content": ""},
         {"role": "user", "content": "不要取消"},
+        {"role": "user", "content": "I’d like “that” one – please…"},
     ]
     t = episode(more=more)
     for index, quote in [
@@ -151,8 +153,8 @@ def test_a_quote_may_come_from_what_was_escaped_or_marked_and_may_be_all_of_a_sh
         (5, "| two | three > four"),
         (5, "four\\x1b <\\|im_end|> é"),
         (5, "four\x1b <|im_end|> é"),
-        (6, ""),
         (7, "要取消"),
+        (8, 'I\'d like "that" one - please...'),
     ]:
         (label,) = analyst(lambda prompt, sample: {LOOK.name: entry(index=index, quote=quote)}).label({1: [t]}, [LOOK])[1]  # noqa: B023
         assert label.value == LACKING, (index, quote, label.reason)

@@ -122,7 +122,7 @@ def test_against_an_endpoint_that_fails_in_every_way_once_the_diagnosis_is_that_
     endpoint(scripted_analyst.answer)
     assert cli.main(command(tmp_path / "good")) == 0
     assert read(tmp_path / "bad", "figures.json") == read(tmp_path / "good", "figures.json")
-    assert not (tmp_path / "bad" / "diagnosis" / "gaps.jsonl").exists()
+    assert not (tmp_path / "bad" / "diagnosis" / "gaps.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("fault", ["empty", "refusal", "label outside", "quote not there"])

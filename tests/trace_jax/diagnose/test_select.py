@@ -82,5 +82,10 @@ def test_candidates_load_by_name():
     assert decode_candidates(data, "c.json") == {"a": "x", "b": "y"}
     with pytest.raises(InputError, match=r"c\.json: candidates\[1\]: .*'a'"):
         decode_candidates({"candidates": [{"name": "a"}, {"name": "a"}]}, "c.json")
+    for name in ("../evil", "a/b", "Two words", "base", "a" * 65, "nul\0", 3):
+        with pytest.raises(InputError, match=r"candidates\[0\]: field 'name' must be a name in snake_case") as error:
+            decode_candidates({"candidates": [{"name": name}]}, "c.json")
+        assert len(str(error.value)) < 200
+    assert decode_candidates({"candidates": [{"name": "a", "description": "x\ud800"}]}, "c.json") == {"a": "x?"}
     with pytest.raises(InputError, match="field 'candidates' must be a list"):
         decode_candidates([], "c.json")
