@@ -130,6 +130,12 @@ print(a, b, c, d, l[::-1], (1, 2) < (1, 3), 1 < 2 < 3, -3 // 2, 2**10)
 print(f"{3.14159:.2f} {'bob'!r:>8}|{5:03d}", "%s is %d" % ("x", 3), "{} {}".format(1, 2))
 import re
 print(re.sub(r"(\\w+)=(\\d+)", r"\\2 \\1", "a=1, b=22"), re.findall("[a-c]", "abcd"), re.search("c(.)", "abcd").group(1))
+import sys
+with open("t.txt", "w") as f:
+    f.write("a\\nb\\n")
+    print("c", file=f)
+print("d", file=sys.stdout)
+print([line.strip() for line in open("t.txt")], open("t.txt").read())
 import datetime
 x = datetime.date(2024, 2, 28) + datetime.timedelta(days=2)
 print(x, x.weekday(), round(2.5), divmod(7, 2), max([1, 5]), list(enumerate("ab", 1)))

@@ -27,7 +27,7 @@ class Python(Statements, Expressions):
         self.modules, self.frames, self.failed, self.trace, self.printed, self.out = {}, [], None, [], 0, []
         self.detail, self.handled = None, None
         self.table = {cls: getattr(self, name) for name, cls in vars(ast).items() if isinstance(cls, type) and hasattr(self, name)}
-        self.system = {"argv": list(argv), "path": [cwd], "exit": self.leave, "version": "3.11", "maxsize": 2**63 - 1}
+        self.system = {"argv": list(argv), "path": [cwd], "exit": self.leave, "version": "3.11", "stdout": None, "stderr": None}
         self.native = NATIVE_MODULES | {
             "sys": self.system,
             "os": {
@@ -70,10 +70,12 @@ class Python(Statements, Expressions):
 
     def print(self, *values, sep=" ", end="\n", file=None, flush=False):
         text = (" " if sep is None else sep).join(map(str, bulk(values))) + ("\n" if end is None else end)
+        if isinstance(file, File):
+            return file.write(text)
         self.printed += len(text)
         if self.printed > MAX_SIZE:
             raise Unsupported("the program prints more than the sandbox allows")
-        self.out.append(text)
+        return self.out.append(text)
 
     def getattr(self, value, name, *default):
         try:

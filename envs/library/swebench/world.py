@@ -10,6 +10,7 @@ import json
 import re
 
 # include: values.py
+# include: natives.py
 # include: evaluation.py
 # include: interpreter.py
 # include: grammar.py
@@ -60,7 +61,7 @@ The first message says how to hand in your work."""
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 MAX_FORMAT_ERRORS = 3  # in a row; then the episode is over
 MAX_SHOWN = 10_000  # characters of a command's output; of more the benchmark shows the two ends
-DEADLINE_S = 10.0
+DEADLINE_S = 5.0
 TOO_LONG = """<warning>
 The output of your last command was too long.
 Use a command that prints less: head, tail or sed for a few lines of a file, a narrower pattern for grep or find.
