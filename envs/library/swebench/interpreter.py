@@ -71,11 +71,12 @@ class Python(Statements, Expressions):
     def print(self, *values, sep=" ", end="\n", file=None, flush=False):
         text = (" " if sep is None else sep).join(map(str, bulk(values))) + ("\n" if end is None else end)
         if isinstance(file, File):
-            return file.write(text)
+            file.write(text)
+            return
         self.printed += len(text)
         if self.printed > MAX_SIZE:
             raise Unsupported("the program prints more than the sandbox allows")
-        return self.out.append(text)
+        self.out.append(text)
 
     def getattr(self, value, name, *default):
         try:
