@@ -9,7 +9,6 @@ A worker gets one self-contained `environment.py`, and so does the workdir. Here
 
 from __future__ import annotations
 
-import functools
 import json
 import pathlib
 import re
@@ -57,12 +56,8 @@ def target_tools(target: str) -> list[dict] | None:
 
 def is_builtin(package: Package) -> bool:
     """Whether a package's code is that of one of these, wherever it was loaded from and whatever its knobs are set to."""
-    return package.source in _sources()
-
-
-@functools.cache
-def _sources() -> frozenset[str]:
-    return frozenset(load_builtin(name).source for name in builtin_names())
+    name = f"{package.target}/{package.capability}" if package.capability else package.target
+    return name in builtin_names() and load_builtin(name).source == package.source
 
 
 def _assemble(path: pathlib.Path) -> str:
