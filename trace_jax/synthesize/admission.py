@@ -99,9 +99,8 @@ def admit(runtime: Runtime, package: Package, split: str) -> Admission:
     trials = [own]
     if own["verdict"] != OK and runtime.config.synthesis.probes:
         trials += _search(runtime, package, own)
-    for trial in sorted(
-        trials, key=lambda trial: (trial["verdict"] != OK, distance(trial, runtime.config.synthesis))
-    ):  # the first of equals
+    trials_by_fit = sorted(trials, key=lambda trial: (trial["verdict"] != OK, distance(trial, runtime.config.synthesis)))
+    for trial in trials_by_fit:  # the first of equals
         tuned = package.with_defaults(trial["knobs"])
         other = certificate if trial is own else certified(runtime, tuned)
         if other["passed"]:
