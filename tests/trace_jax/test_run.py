@@ -230,9 +230,10 @@ def test_a_full_disk_is_one_line_and_costs_nothing_that_was_written(disturbed):
     assert ends["whole"] == [] and ends["kept"] >= 3
 
 
-def test_only_the_progress_is_on_stderr(disturbed):
+def test_the_progress_and_what_holds_the_workers_are_all_that_is_on_stderr(disturbed):
     lines = disturbed[1]["error"].splitlines()
-    assert lines and all("%  " in line for line in lines), lines
+    sandbox = [line for line in lines if line.startswith("sandbox best_effort: ")]
+    assert len(sandbox) == 1 and len(lines) > 1 and all("%  " in line for line in lines if line not in sandbox), lines
 
 
 def start_two(config, workdir) -> list[subprocess.Popen]:
