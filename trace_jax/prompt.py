@@ -20,8 +20,6 @@ class Placeholder:
     def __str__(self) -> str:
         return f"<{self._name}>"
 
-    __html__ = __str__
-
     def __getattr__(self, field: str) -> Placeholder:
         if field.startswith("_"):  # what jinja2 and copy ask of any object
             raise AttributeError(field)

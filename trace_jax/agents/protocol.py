@@ -34,6 +34,11 @@ class Usage:
     cost: float | None = None
     earlier: int = 0
 
+    def told(self, unpriced: str = "of unknown price") -> str:
+        """`1,640 answers for $4.10: 12,300,000 tokens in and 410,000 out`."""
+        price = unpriced if self.cost is None else f"for ${self.cost:,.2f}"
+        return f"{self.requests:,} answers {price}: {self.input_tokens:,} tokens in and {self.output_tokens:,} out"
+
     def __add__(self, other: Usage) -> Usage:
         costs = [x for x in (self.cost, other.cost) if x is not None]
         return Usage(

@@ -110,11 +110,10 @@ def parse_exchanges(lines: Iterable[Mapping[str, Any]], path: pathlib.Path) -> l
 
 def usage_of(workdir: Workdir) -> dict[str, Usage]:
     """What the workdir's answers have cost: {stage: usage, "total": usage}."""
-    usages: dict[str, Usage] = {"total": Usage()}
+    usages: dict[str, Usage] = {}
     for exchange in Record(workdir).exchanges:
-        for name in (exchange.stage, "total"):
-            usages[name] = usages.get(name, Usage()) + exchange.usage
-    return {**{name: usage for name, usage in usages.items() if name != "total"}, "total": usages["total"]}
+        usages[exchange.stage] = usages.get(exchange.stage, Usage()) + exchange.usage
+    return usages | {"total": sum(usages.values(), Usage())}
 
 
 def bill(workdir: Workdir) -> dict[str, Any] | None:

@@ -77,7 +77,7 @@ def _diagnose(config: Config, workdir: Workdir | None, trajectories: Iterable[Tr
         second = evidence if config.analyst == "both" else None
         known = second.discover([t for t in graded if t.error is None]) if second else ()
         analyst = _llm(config, workdir, graded, known, advance)
-    earlier = workdir is not None and workdir.exists(_SELECTION)
+    earlier = workdir is not None and diagnosed(workdir)
     return diagnose(
         graded,
         analyst=analyst,

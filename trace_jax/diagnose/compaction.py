@@ -28,12 +28,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.trajectory import Trajectory
-from trace_jax.agents.budget import estimate_tokens
 from trace_jax.diagnose.calls import Call, agent_calls, read_or_write
 from trace_jax.diagnose.evidence import expected_actions
 from trace_jax.errors import InputError
-
-__all__ = ["compact", "content", "escape", "estimate_tokens", "spoken"]
 
 _LAST = 4  # messages at the end that are kept: usually the last call, its result, what the agent says of it and the answer
 _SHORT = 300  # thirds of a token: to this a text that is not kept is shortened before it becomes a stub
@@ -128,7 +125,7 @@ def compact(trajectory: Trajectory, tokens: int, *, outcome: bool = True) -> str
     """The conversation as numbered messages.
 
     Args:
-      tokens: the budget, as `estimate_tokens` counts.
+      tokens: the budget, as `agents.budget.estimate_tokens` counts.
       outcome: adds the reward and the grader's checks at the end; without it nothing tells whether the trajectory passed.
 
     Raises:

@@ -152,7 +152,7 @@ class LLMAnalyst:
                 MERGING, most=room, fixed=fixed, proposals=[{"name": p.name, "description": p.description} for p in alike]
             )
 
-        while len(alike) > 1 and sum(estimate_tokens(m["content"]) for m in messages()) > self._tokens:
+        while len(alike) > 1 and _tokens(messages()) > self._tokens:
             left_out.append({"name": alike.pop().name, "reason": "there was no room for it in the question (agents.prompt_tokens)"})
 
         async def ask() -> Reply:
@@ -185,9 +185,7 @@ class LLMAnalyst:
                 asked.setdefault(t.id, (t, []))[1].append(run)
         schema, told = label_schema(candidates), "hidden" if self._blind else "shown"
         capabilities = [{"name": _line(c.name), "description": _line(c.description)} for c in candidates]
-        fixed = sum(
-            estimate_tokens(m["content"]) for m in self._messages(LABELLING, capabilities=capabilities, outcome=told, conversation="")
-        )
+        fixed = _tokens(self._messages(LABELLING, capabilities=capabilities, outcome=told, conversation=""))
         room = self._tokens - fixed - estimate_tokens(json.dumps(schema))
         shorten = functools.partial(compact, tokens=room, outcome=not self._blind)
         for t, _ in asked.values():
@@ -252,11 +250,15 @@ class LLMAnalyst:
     def _room(self, name: str, batch: Sequence[Trajectory]) -> int:
         """The tokens that a discovery prompt leaves for its conversations."""
         frames = self._messages(name, most=MAX_CANDIDATES, conversations=[{"id": _line(t.id), "text": ""} for t in batch])
-        return self._tokens - sum(estimate_tokens(m["content"]) for m in frames) - estimate_tokens(json.dumps(PROPOSAL_SCHEMA))
+        return self._tokens - _tokens(frames) - estimate_tokens(json.dumps(PROPOSAL_SCHEMA))
 
     def _save(self, name: str, value: Any) -> None:
         if self._write:
             self._write(f"diagnosis/{name}.json", (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _tokens(messages: Sequence[Message]) -> int:
+    return sum(estimate_tokens(m["content"]) for m in messages)
 
 
 def _line(text: str) -> str:

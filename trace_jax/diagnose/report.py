@@ -67,9 +67,8 @@ def print_agreement(rows: Sequence[Agreement], other: str, console: Console) -> 
 
 def print_usage(usage: Usage, console: Console) -> None:
     """What an LLM's labels have cost."""
-    price = "of unknown price (give agents.price_input and agents.price_output)" if usage.cost is None else f"for ${usage.cost:,.2f}"
-    tokens = f"{usage.input_tokens:,} tokens in and {usage.output_tokens:,} out"
-    console.print(f"\nLLM: {usage.requests:,} answers {price}: {tokens}.", highlight=False)
+    unpriced = "of unknown price (give agents.price_input and agents.price_output)"
+    console.print(f"\nLLM: {usage.told(unpriced)}.", highlight=False)
 
 
 def _table(d: Diagnosis) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trace_jax.agents.protocol import Usage
 from trace_jax.report import results as found
 from trace_jax.report.results import Difference, Result
 from trace_jax.report.text import duration, percent, percent_interval, points
@@ -64,10 +65,9 @@ def sentences(
 
 def paid(agents: Mapping[str, Any]) -> str:
     """What the LLM agents of diagnosis and synthesis have cost."""
-    price = "of unknown price" if agents["cost"] is None else f"for ${agents['cost']:,.2f}"
-    tokens = f"{agents['input_tokens']:,} tokens in and {agents['output_tokens']:,} out"
+    usage = Usage(agents["requests"], agents["input_tokens"], agents["output_tokens"], agents["cost"])
     guess = ", partly estimated" if agents.get("estimated") else ""
-    return f"The LLM agents gave {agents['requests']:,} answers {price}: {tokens}{guess}."
+    return f"The LLM agents gave {usage.told()}{guess}."
 
 
 def _gate(routing: Mapping[str, Any]) -> str:

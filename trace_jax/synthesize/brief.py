@@ -13,8 +13,9 @@ from typing import Any
 from envs.builtin import library, load_builtin
 from envs.package import ALLOWED_MODULES
 from rl.trajectory import Trajectory
+from trace_jax.agents.budget import estimate_tokens
 from trace_jax.agents.templates import Templates
-from trace_jax.diagnose.compaction import compact, estimate_tokens
+from trace_jax.diagnose.compaction import compact
 from trace_jax.diagnose.evidence import LACKING
 from trace_jax.diagnose.select import decode_selection
 from trace_jax.errors import InputError

@@ -91,23 +91,25 @@ class Statements:
     def For(self, node, env):
         for item in self.evaluate(node.iter, env):
             self.assign(node.target, item, env)
-            try:
-                self.block(node.body, env)
-            except _Break:
+            if self.broken(node.body, env):
                 return
-            except _Continue:
-                continue
         self.block(node.orelse, env)
 
     def While(self, node, env):
         while self.evaluate(node.test, env):
-            try:
-                self.block(node.body, env)
-            except _Break:
+            if self.broken(node.body, env):
                 return
-            except _Continue:
-                continue
         self.block(node.orelse, env)
+
+    def broken(self, body, env):
+        """Runs the body of a loop once, and says whether a `break` ended the loop."""
+        try:
+            self.block(body, env)
+        except _Break:
+            return True
+        except _Continue:
+            pass
+        return False
 
     def Raise(self, node, env):
         if node.exc is None:

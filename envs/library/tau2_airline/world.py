@@ -5,7 +5,6 @@ CITIES = {
     "LAS": "Las Vegas", "MIA": "Miami", "MSP": "Minneapolis", "ORD": "Chicago", "PHX": "Phoenix", "SEA": "Seattle", "SFO": "San Francisco",
 }  # fmt: skip
 CABINS = ["basic_economy", "economy", "business"]
-NOW = "2024-05-15T15:00:00"
 MAY = [f"2024-05-{day}" for day in range(17, 31)]
 ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 REASONS = ["another account", "not eligible"]

@@ -6,8 +6,8 @@ import pytest
 
 from envs.builtin import library, load_builtin
 from tests.trace_jax import example_run
+from trace_jax.agents.budget import estimate_tokens
 from trace_jax.agents.templates import Templates
-from trace_jax.diagnose.compaction import estimate_tokens
 from trace_jax.synthesize.brief import library_example, shorten, shorten_source, write_briefs
 
 LIBRARY = library("desk")
