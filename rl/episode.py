@@ -290,6 +290,10 @@ def _serve(
         if stop is None:
             raise
         verdict = Verdict(0.0, stop)  # that the program did not end well makes the agent's failure no better
+    if stop is None and verdict.stop_reason not in set(StopReason):
+        raise EnvironmentFault(
+            "reply", f"run_episode must return a stop_reason of {[s.value for s in StopReason]}, got {verdict.stop_reason!r}"
+        )
     record.record = verdict.record
     checks = task.package.checks(task.package.all_tasks[task.seed].id, verdict.graded, record.messages)
     return (stop, 0.0, checks) if stop is not None else (StopReason(verdict.stop_reason), verdict.reward, checks)

@@ -10,6 +10,7 @@ import pathlib
 import selectors
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -46,7 +47,7 @@ class Process:
         self._secrets = [os.environ[name] for name in program.variables if len(os.environ.get(name, "")) >= 6]
         environment = {name: os.environ[name] for name in ("PATH", "HOME", *program.variables) if name in os.environ}
         self._popen = subprocess.Popen(
-            [*(shlex.split(program.python) or [sys.executable]), "-I", str(_WORKER), str(program.driver)],
+            [*(shlex.split(program.python) or [sys.executable]), "-s", str(_WORKER), str(program.driver)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -140,10 +141,10 @@ class Switchboard:
         self._selector = selectors.DefaultSelector()
         self._todo: collections.deque[tuple[Process, str, bytes]] = collections.deque()
         self._closed = False
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
-        os.set_blocking(self._wake_read, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._bell, self._rope = socket.socketpair()  # who pulls the rope wakes the thread
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="harness", daemon=True)
         self._thread.start()
 
@@ -164,16 +165,16 @@ class Switchboard:
         self._wake()
         self._thread.join()
         self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._bell.close()
+        self._rope.close()
 
     def _tell(self, process: Process, what: str, line: bytes = b"") -> None:
         self._todo.append((process, what, line))
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # it is awake; or it is closed
-            os.write(self._wake_write, b".")
+        with contextlib.suppress(OSError):  # it was woken often enough, or is gone
+            self._rope.send(b".")
 
     # --- in the thread
 
@@ -181,7 +182,7 @@ class Switchboard:
         while not self._closed:
             for key, _ in self._selector.select():
                 if key.data is None:
-                    _receive(self._wake_read)
+                    self._bell.recv(1 << 16)
                     self._work()
                 elif key.data[0].death is None:
                     self._advance(*key.data)

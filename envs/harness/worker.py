@@ -1,4 +1,4 @@
-"""The process in which a benchmark's own program runs: `python -I worker.py DRIVER`, on the standard library of Python 3.9 and later.
+"""The process in which a benchmark's own program runs: `python -s worker.py DRIVER`, on the standard library of Python 3.9 and later.
 
 A driver is a Python file with two functions:
 
@@ -55,6 +55,7 @@ class Speak:
 
 def main(path):
     """Serves the driver in the file `path` until the host closes the connection."""
+    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # the modules beside this one are the host's
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -28,8 +28,8 @@ def live_targets(config: Config, pool: HarnessPool) -> tuple[Target, ...]:
     try:
         return importlib.import_module(MODULES[name]).make_targets(config, pool)
     except EnvironmentFault as fault:
-        fix = f"{INSTALL[name]}, or name the Python that has it in benchmark.python" if "ModuleNotFound" in str(fault) else "see above"
-        raise InputError(f"config field 'benchmark.name': {name} cannot be used: {fault}; {fix}") from fault
+        fix = f"; {INSTALL[name]}, or name the Python that has it in benchmark.python" if "ModuleNotFound" in str(fault) else ""
+        raise InputError(f"config field 'benchmark.name': {name} cannot be used: {fault}{fix}") from fault
 
 
 def task_name(target: Target, task: TaskInfo) -> str:

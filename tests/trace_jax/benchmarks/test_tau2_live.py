@@ -137,6 +137,7 @@ def _call(number):
     return {"id": f"call_{number}", "name": "get_users", "arguments": {}}
 
 
+@pytest.mark.slow
 def test_an_endpoint_may_play_the_user_and_its_outage_is_no_reward(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1234567890")
     said = iter(["Hello, I need help.", "###STOP###"])
