@@ -12,7 +12,7 @@ from envs.sandbox.process import Process
 if TYPE_CHECKING:
     from envs.sandbox.host import Episode
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)  # what is circular nests too deeply
 
 
 class Item(NamedTuple):
@@ -38,12 +38,18 @@ class Item(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What one worker is asked in one go, and what it will hold afterwards."""
+    """What one worker is asked in one go, and what it is told on the way.
+
+    Attributes:
+      packages: sources that it has not seen, by digest.
+      arriving: keys of the episodes that it hosts from now on; it may host them already.
+      freed: keys that it forgets.
+    """
 
     process: Process
     plan: list[Item]
     packages: dict[str, str]
-    hosted: set[int]
+    arriving: set[int]
     freed: list[int]
 
     @property

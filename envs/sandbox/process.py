@@ -74,10 +74,6 @@ class Process:
         self.required = options.required
         self.layers: dict[str, str | None] | None = None
 
-    @property
-    def alive(self) -> bool:
-        return self.child.poll() is None
-
     def drain(self) -> bool:
         """Keeps the end of what waits on stderr; False when there will be no more."""
         while chunk := _receive(self.stderr_end):
