@@ -161,10 +161,13 @@ def exchange(messages: list[tuple[Process, bytes | None, int]], deadline_s: floa
     exchanges = [_Exchange(*message) for message in messages]
     waiting = select.poll()
     advances: dict[int, tuple[_Exchange, Callable[[], bool]]] = {}
-    for one in exchanges:
-        sending = ((one.process.write_end, select.POLLOUT, one.write),) if one.write() else ()
+    left = 0
+    for one, sending in [(one, one.write()) for one in exchanges]:
+        if not sending and not one.read():  # so quick that there is nothing to wait for
+            continue
+        left += 1
         for descriptor, event, advance in (
-            *sending,
+            *(((one.process.write_end, select.POLLOUT, one.write),) if sending else ()),
             (one.process.read_end, select.POLLIN, one.read),
             (one.process.stderr_end, select.POLLIN, one.process.drain),
         ):
@@ -175,7 +178,6 @@ def exchange(messages: list[tuple[Process, bytes | None, int]], deadline_s: floa
         if advances.pop(descriptor, None):
             waiting.unregister(descriptor)
 
-    left = len(exchanges)
     while left and (remaining := end - time.monotonic()) > 0:
         for descriptor, _ in waiting.poll(remaining * 1000):
             if descriptor not in advances:
