@@ -25,7 +25,7 @@ from typing import Any
 from envs.base import EnvironmentFault, Reply, SandboxError, Score, Start
 from envs.package import Package
 from envs.sandbox.launch import Launcher, Options
-from envs.sandbox.plan import Item, Message, encode, stages
+from envs.sandbox.plan import Item, Message, compose, encode, stages
 from envs.sandbox.process import ATTEMPTS, Death, Process, exchange, greet
 from envs.sandbox.programs import Program, Runner, parse_programs
 from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, check_json, parse_function, parse_message, parse_value, refuse
@@ -281,7 +281,7 @@ class Pool:
                 self._locks[slot].acquire()
                 held.append(self._locks[slot])
             messages = [
-                self._compose(process, [item for item in group if not self._refused(item, answers)])
+                compose(process, [item for item in group if not self._refused(item, answers)])
                 for process, group in zip(self._greeted(by_place), by_place.values(), strict=True)
             ]
             deaths = self._send(messages, answers)
@@ -302,7 +302,7 @@ class Pool:
             if self._refused(item, answers):
                 return
             (process,) = self._greeted([place])
-            (death,) = self._send([self._compose(process, [item])], answers)
+            (death,) = self._send([compose(process, [item])], answers)
             if death is None:
                 return
         self._kills[item.package.digest] += 1
@@ -320,29 +320,12 @@ class Pool:
             return True
         return False
 
-    @staticmethod
-    def _compose(process: Process, items: list[Item]) -> Message:
-        """All that must be asked to get these requests answered: episodes that live elsewhere are played again first."""
-        message = Message(process, [], {}, set(), list(process.freed))
-        for item in items:
-            digest, episode = item.package.digest, item.episode
-            if digest not in process.packages:
-                message.packages[digest] = item.package.source
-            if item.op == "reset":
-                item = item._replace(arguments=(digest, episode.seed, episode.knobs))
-            elif episode is not None and episode.key not in process.hosted and episode.key not in message.arriving:
-                message.plan.extend(Item(None, item.package, episode, *entry) for entry in episode._log)
-            if episode is not None:
-                message.arriving.add(episode.key)
-            message.plan.append(item)
-        return message
-
     def _send(self, messages: list[Message], answers: list[Any]) -> list[Death | None]:
         """Exchanges the messages; the answers are in place, or the death of the worker is returned."""
         ready = [(m.process, m.payload, len(m.plan) * (MAX_REPLY_BYTES + 1) + 2) for m in messages]
         for process, plan, packages, arriving, freed in messages:
             process.packages |= packages.keys()
-            process.hosted -= set(freed)
+            process.hosted.difference_update(freed)
             process.hosted |= arriving
             process.opened += sum(item.op == "reset" for item in plan)
             for _ in freed:

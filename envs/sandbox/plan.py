@@ -58,6 +58,23 @@ class Message(NamedTuple):
         return encode({"packages": self.packages, "free": self.freed, "requests": [item.wire for item in self.plan]})
 
 
+def compose(process: Process, items: list[Item]) -> Message:
+    """All that must be asked of a process to get these requests answered: episodes that live elsewhere are played again first."""
+    message = Message(process, [], {}, set(), list(process.freed))
+    for item in items:
+        digest, episode = item.package.digest, item.episode
+        if digest not in process.packages:
+            message.packages[digest] = item.package.source
+        if item.op == "reset":
+            item = item._replace(arguments=(digest, episode.seed, episode.knobs))
+        elif episode is not None and episode.key not in process.hosted and episode.key not in message.arriving:
+            message.plan.extend(Item(None, item.package, episode, *entry) for entry in episode._log)
+        if episode is not None:
+            message.arriving.add(episode.key)
+        message.plan.append(item)
+    return message
+
+
 def encode(requests: Any) -> bytes:
     """
     Raises:
