@@ -413,7 +413,7 @@ class Pool:
         raise SandboxError(f"a worker does not start: {deaths[0]}")
 
     def _ready(self, slot: int, digest: str) -> Process:
-        """The process of a slot for a package; a new one where the old is dead or has served its time."""
+        """The process of a slot for a package; a new one where the old was given up or has served its time."""
         if self._closed:
             raise ValueError("the pool is closed")
         processes = self._processes[slot]

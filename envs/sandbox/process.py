@@ -162,8 +162,8 @@ def exchange(messages: list[tuple[Process, bytes | None, int]], deadline_s: floa
     waiting = select.poll()
     advances: dict[int, tuple[_Exchange, Callable[[], bool]]] = {}
     left = 0
-    for one, sending in [(one, one.write()) for one in exchanges]:
-        if not sending and not one.read():  # so quick that there is nothing to wait for
+    for one, sending in [(one, one.write()) for one in exchanges]:  # all have their message before anybody's reply is looked for
+        if not sending and not one.read():  # a quick one has answered by now
             continue
         left += 1
         for descriptor, event, advance in (
