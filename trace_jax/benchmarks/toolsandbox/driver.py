@@ -23,7 +23,8 @@ import random
 import threading
 import time
 import types
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 os.environ["TQDM_DISABLE"] = "1"
 
@@ -38,14 +39,14 @@ from tool_sandbox.roles.openai_api_agent import OpenAIAPIAgent  # noqa: E402
 from tool_sandbox.roles.openai_api_user import OpenAIAPIUser  # noqa: E402
 from tool_sandbox.scenarios import named_scenarios  # noqa: E402
 
-Message = Dict[str, Any]
-Speak = Callable[[str, str, List[Message], List[Dict[str, Any]]], Message]
+Message = dict[str, Any]
+Speak = Callable[[str, str, list[Message], list[dict[str, Any]]], Message]
 
 _SEED = 42  # ToolSandbox's own for the order of tools
 _OLDEST = 3600.0  # seconds that scenarios are used
 _PARALLEL_CALLS = 5  # ToolSandbox tries parallel calls in every order: 120 runs for five of them
 _LOCK = threading.Lock()
-_built: Tuple[Dict[str, Any], float, datetime.date] = ({}, 0.0, datetime.date.min)
+_built: tuple[dict[str, Any], float, datetime.date] = ({}, 0.0, datetime.date.min)
 
 
 class Outage(Exception):
@@ -56,7 +57,7 @@ class Outage(Exception):
         self.kind = kind
 
 
-def describe(settings: Dict[str, Any]) -> Dict[str, Any]:
+def describe(settings: dict[str, Any]) -> dict[str, Any]:
     """The version and the tasks: `{"id", "split", "hash", "categories", "tools", "milestones", "minefields"}`, of all variants.
 
     Splits are the host's business and left empty. A hash is over the sources of the benchmark and the scenario's own tools: the
@@ -80,10 +81,10 @@ def describe(settings: Dict[str, Any]) -> Dict[str, Any]:
                 "minefields": len(scenario.evaluation.minefield_matcher.milestones),
             }
         )
-    return {"version": "%s+%s" % (importlib.metadata.version("tool_sandbox"), sources[:12]), "tasks": tasks}
+    return {"version": f"{importlib.metadata.version('tool_sandbox')}+{sources[:12]}", "tasks": tasks}
 
 
-def run_episode(settings: Dict[str, Any], task_id: str, seed: int, speak: Speak) -> Dict[str, Any]:
+def run_episode(settings: dict[str, Any], task_id: str, seed: int, speak: Speak) -> dict[str, Any]:
     """Plays and grades one scenario.
 
     An exception that the agent causes (a tool that does not exist, for one) ends the scenario with similarity 0, as ToolSandbox scores
@@ -99,10 +100,10 @@ def run_episode(settings: Dict[str, Any], task_id: str, seed: int, speak: Speak)
     with _LOCK:
         scenario = _scenarios().get(task_id)
         if scenario is None:
-            raise KeyError("ToolSandbox has no scenario %r" % task_id)
+            raise KeyError(f"ToolSandbox has no scenario {task_id!r}")
         user = _EndpointUser(settings) if settings.get("user") == "endpoint" else _User(speak)
         roles = {RoleType.USER: user, RoleType.EXECUTION_ENVIRONMENT: ExecutionEnvironment(), RoleType.AGENT: _Agent(speak)}
-        verdict: Dict[str, Any] = {"name": task_id, "categories": [str(c) for c in scenario.categories]}
+        verdict: dict[str, Any] = {"name": task_id, "categories": [str(c) for c in scenario.categories]}
         try:
             context = scenario.play(roles=roles, scenario_name=task_id)
             graded = scenario.evaluation.evaluate(execution_context=context, max_turn_count=scenario.max_messages)
@@ -137,7 +138,7 @@ def _zero(scenario: Any) -> EvaluationResult:
     return EvaluationResult(milestone_mapping=unmatched, turn_count=scenario.max_messages)
 
 
-def _result(verdict: Dict[str, Any], reward: Any, stop_reason: str, error: Any) -> Dict[str, Any]:
+def _result(verdict: dict[str, Any], reward: Any, stop_reason: str, error: Any) -> dict[str, Any]:
     return {"reward": reward, "stop_reason": stop_reason, "graded": verdict, "error": error}
 
 
@@ -148,7 +149,7 @@ def _without_databases(message: Message) -> Message:
 # --- the scenarios ----------------------------------------
 
 
-def _scenarios() -> Dict[str, Any]:
+def _scenarios() -> dict[str, Any]:
     """All scenarios by name; call it with the lock held."""
     global _built
     scenarios, built, day = _built
@@ -190,7 +191,7 @@ class _Spoken:
         self._known = 0  # messages that the speaker has seen or said
         self._call = ""  # its last tool call
 
-    def model_inference(self, openai_messages: List[Message], openai_tools: Any) -> Any:
+    def model_inference(self, openai_messages: list[Message], openai_tools: Any) -> Any:
         """One turn, in the form of OpenAI's client.
 
         The user simulator has two system messages: an example comes before its task. The second becomes a user message, where it stands;
@@ -207,12 +208,14 @@ class _Spoken:
         calls = turn.get("tool_calls") or []
         for call in calls:
             if not call["id"].isidentifier():  # it becomes part of a Python name
-                raise Outage("protocol", "the id of a tool call is no identifier: %r" % call["id"])
+                raise Outage("protocol", f"the id of a tool call is no identifier: {call['id']!r}")
             self._call = call["id"]
         if len(calls) > _PARALLEL_CALLS:
-            raise ValueError("%d parallel calls; ToolSandbox runs them in every order, so %d at most" % (len(calls), _PARALLEL_CALLS))
-        function = [types.SimpleNamespace(name=call["name"], arguments=json.dumps(call["arguments"])) for call in calls]
-        spoken = [types.SimpleNamespace(id=call["id"], function=f) for call, f in zip(calls, function)]
+            raise ValueError(f"{len(calls)} parallel calls; ToolSandbox runs them in every order, so {_PARALLEL_CALLS} at most")
+        spoken = [
+            types.SimpleNamespace(id=call["id"], function=types.SimpleNamespace(name=call["name"], arguments=json.dumps(call["arguments"])))
+            for call in calls
+        ]
         message = types.SimpleNamespace(content=turn.get("content") or "", tool_calls=spoken or None)
         return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message)])
 
@@ -241,7 +244,7 @@ class _FaultlessUser(OpenAIAPIUser):
             raise
         except Exception as error:  # of its endpoint, or a turn that ToolSandbox does not take
             status = getattr(error, "status_code", None)  # the text of an endpoint's error may hold a key
-            raise Outage("user_simulator", type(error).__name__ + (" (HTTP %s)" % status if status else "")) from None
+            raise Outage("user_simulator", type(error).__name__ + (f" (HTTP {status})" if status else "")) from None
 
 
 class _User(_Spoken, _FaultlessUser):
@@ -251,10 +254,10 @@ class _User(_Spoken, _FaultlessUser):
 class _EndpointUser(_FaultlessUser):
     """The user simulator behind an OpenAI-compatible endpoint, asked while other episodes of this process go on."""
 
-    def __init__(self, settings: Dict[str, Any]):
+    def __init__(self, settings: dict[str, Any]):
         self.model_name = settings["user_model"]
         self.openai_client = openai.OpenAI(base_url=settings["user_url"], api_key=os.environ.get("OPENAI_API_KEY", "none"))
 
-    def model_inference(self, openai_messages: List[Message], openai_tools: Any) -> Any:
+    def model_inference(self, openai_messages: list[Message], openai_tools: Any) -> Any:
         with _elsewhere():
             return self.openai_client.chat.completions.create(model=self.model_name, messages=openai_messages, tools=openai_tools)

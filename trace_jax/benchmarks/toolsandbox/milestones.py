@@ -53,7 +53,9 @@ class _Match(NamedTuple):
     constraints: list[Mapping[str, Any]]
 
 
-def checks(verdict: Mapping[str, Any], conversation: Sequence[Mapping[str, Any]], messages: list[dict[str, Any]], threshold: float = 1.0):
+def checks(
+    verdict: Mapping[str, Any], conversation: Sequence[Mapping[str, Any]], messages: list[dict[str, Any]], threshold: float = 1.0
+) -> dict[str, dict[str, Any]]:
     """The checks of one scenario, `{name: {"passed", "expected", "actual", "message_index"}}`.
 
     Args:

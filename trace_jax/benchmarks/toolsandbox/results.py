@@ -1,7 +1,7 @@
 """The folder of a ToolSandbox run as trajectories: `result_summary.json` and `trajectories/<scenario>/`.
 
-A scenario that ended in an exception has no `conversation.json`. ToolSandbox scores it 0, and so do we where the agent caused it: a tool that
-does not exist, arguments that are no JSON, an empty reply. Where the type of the exception says that an API was out of reach, or the
+A scenario that ended in an exception has no `conversation.json`. ToolSandbox scores it 0, and so do we where the agent caused it: a tool
+that does not exist, arguments that are no JSON, an empty reply. Where the type of the exception says that an API was out of reach, or the
 traceback goes through a user simulator, the agent is not to blame, and the trajectory is an error. What had been said is then read from
 `execution_context.json`, if it is there. Tool schemas are in none of the files.
 """
@@ -25,8 +25,8 @@ SUMMARY = "result_summary.json"
 _TOLERANCE = 1e-6
 _LARGEST = 256 * 2**20  # bytes of a summary; 1,032 scenarios with tracebacks take 3 MB
 
-# Exceptions of the clients of model APIs, of HTTP and of the machine, which no turn of an agent causes. A tool that raises one does not end
-# its scenario: the agent reads it. All others are the agent's, an API's refusal of a request (BadRequestError: the context is full) included.
+# Exceptions of the clients of model APIs, of HTTP and of the machine, which no turn of an agent causes. A tool that raises one does not
+# end its scenario: the agent reads it. All others are the agent's, also an API's refusal of a request (BadRequestError, a full context).
 OUTAGES = frozenset(
     # OpenAI, Anthropic
     "APIError APIConnectionError APITimeoutError APIStatusError APIResponseValidationError RateLimitError InternalServerError "
@@ -174,7 +174,9 @@ def _similarity(value: Any, where: str) -> float:
 def _load(file: pathlib.Path) -> Any:
     try:
         if file.stat().st_size > _LARGEST:
-            raise InputError(f"{file}: has more than {_LARGEST >> 20} MiB, which no file of a ToolSandbox run has; give the run's own folder")
+            raise InputError(
+                f"{file}: has more than {_LARGEST >> 20} MiB, which no file of a ToolSandbox run has; give the run's own folder"
+            )
         return json.loads(file.read_bytes())
     except json.JSONDecodeError as error:
         raise InputError(

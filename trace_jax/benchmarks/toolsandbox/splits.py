@@ -81,6 +81,18 @@ def split_of(name: str) -> str:
     return "heldout" if int(digest, 16) % 10 < _HELD_OUT else "train"
 
 
+def offline(name: str) -> bool:
+    """Whether a scenario is known to ask nothing of the network."""
+    known = scenarios().get(parts(name)[0])
+    return known is not None and known.offline
+
+
+def floor(name: str) -> float:
+    """The similarity of doing nothing; 0 for a scenario that is not listed."""
+    known = scenarios().get(parts(name)[0])
+    return known.floor if known else 0.0
+
+
 @functools.cache
 def _list() -> dict:
     return json.loads((pathlib.Path(__file__).parent / "scenarios.json").read_text())
