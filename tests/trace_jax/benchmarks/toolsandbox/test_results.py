@@ -150,9 +150,7 @@ def test_the_nearest_call_stands_beside_the_expected_one():
             {"name": "remove_reminder", "arguments": {"reminder_id": "r1"}, "kind": "write"},
         ),
         (
-            constraint(
-                "SANDBOX", "snapshot_similarity", [{"tool_trace": '{"tool_name": "search_contacts", "arguments": {"name": "Ann"}}'}]
-            ),
+            constraint("SANDBOX", "snapshot_similarity", [{"tool_trace": '{"tool_name": "search_contacts", "arguments": {"name": "A"}}'}]),
             {"name": "search_contacts", "arguments": {"name": "A"}, "kind": "read"},
         ),
         (

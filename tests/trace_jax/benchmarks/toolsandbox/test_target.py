@@ -63,7 +63,7 @@ def test_the_real_benchmark_is_played_in_a_worker():
         "wifi_off": ([call("set_wifi_status", "call_1", on=False), say("Wifi is turned off")], 1.0, "done"),
         "cellular_off": ([call("set_cellular_service_status", "call_1", on=True), say("Wifi is turned off")], None, "done"),
         "get_wifi": ([call("dim_lamp", "call_1")], 0.0, "invalid_action"),
-        "find_current_city_insufficient_information": ([say("")], 1.0, "done"),
+        "find_days_till_holiday_insufficient_information": ([say("")], 1.0, "done"),
     }
     with harness.HarnessPool() as pool:
         runs = program(PYTHON)
@@ -91,4 +91,4 @@ def test_the_real_benchmark_is_played_in_a_worker():
             assert verdict.stop_reason == stop and reward in (None, verdict.reward)
             found = target.checks(name, verdict.graded, messages[name])
             assert all(c["passed"] for c in found.values()) == (verdict.reward == 1.0)
-    assert target.floor("find_current_city_insufficient_information") == 1.0
+    assert target.floor("find_days_till_holiday_insufficient_information") == 1.0
