@@ -45,6 +45,8 @@ Speak = Callable[[str, str, list[Message], list[dict[str, Any]]], Message]
 _SEED = 42  # ToolSandbox's own for the order of tools
 _OLDEST = 3600.0  # seconds that scenarios are used
 _PARALLEL_CALLS = 5  # ToolSandbox tries parallel calls in every order: 120 runs for five of them
+_TIMEOUT = 120.0  # seconds for one answer of a user simulator's endpoint
+_FAREWELL = "###STOP###"  # by which a scripted user ends a conversation, which takes a call
 _LOCK = threading.Lock()
 _built: tuple[dict[str, Any], float, datetime.date] = ({}, 0.0, datetime.date.min)
 
@@ -91,8 +93,8 @@ def run_episode(settings: dict[str, Any], task_id: str, seed: int, speak: Speak)
     it. An outage gives reward None. `speak.Stopped` goes through to the caller.
 
     Args:
-      settings: "user" is "base", for turns from `speak`, or "endpoint"; then "user_url" and "user_model" say which, and the key is
-        in the environment variable OPENAI_API_KEY.
+      settings: "user" is "base", for turns from `speak`, or "endpoint": then "user_model" at "user_temperature", its address and key in
+        the environment variables OPENAI_BASE_URL and OPENAI_API_KEY.
 
     Returns:
       "graded": what ToolSandbox writes of a scenario to its `result_summary.json`, and its "conversation" without the databases.
@@ -206,6 +208,8 @@ class _Spoken:
         with _elsewhere():
             turn = self._speak(self.speaker, system, new, openai_tools or [])
         calls = turn.get("tool_calls") or []
+        if self.speaker == "user" and turn.get("content") == _FAREWELL:
+            calls = [{"id": "call_farewell", "name": "end_conversation", "arguments": {}}]
         for call in calls:
             if not call["id"].isidentifier():  # it becomes part of a Python name
                 raise Outage("protocol", f"the id of a tool call is no identifier: {call['id']!r}")
@@ -255,9 +259,12 @@ class _EndpointUser(_FaultlessUser):
     """The user simulator behind an OpenAI-compatible endpoint, asked while other episodes of this process go on."""
 
     def __init__(self, settings: dict[str, Any]):
-        self.model_name = settings["user_model"]
-        self.openai_client = openai.OpenAI(base_url=settings["user_url"], api_key=os.environ.get("OPENAI_API_KEY", "none"))
+        self.model_name, self._temperature = settings["user_model"], settings["user_temperature"]
+        address, key = os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY", "none")
+        self.openai_client = openai.OpenAI(base_url=address, api_key=key, timeout=_TIMEOUT)
 
     def model_inference(self, openai_messages: list[Message], openai_tools: Any) -> Any:
         with _elsewhere():
-            return self.openai_client.chat.completions.create(model=self.model_name, messages=openai_messages, tools=openai_tools)
+            return self.openai_client.chat.completions.create(
+                model=self.model_name, messages=openai_messages, tools=openai_tools, temperature=self._temperature
+            )

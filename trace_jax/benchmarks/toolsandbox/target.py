@@ -5,27 +5,20 @@ The benchmark runs in a Python of its own (`driver.py`), since its dependencies 
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from envs.harness import Program, Target
+from envs.harness import HarnessPool, Program, Target
 from trace_jax.benchmarks.toolsandbox import splits
 from trace_jax.benchmarks.toolsandbox.milestones import checks
+from trace_jax.config import Config
 
+DRIVER = pathlib.Path(__file__).with_name("driver.py")
 _MESSAGES = 30  # after which ToolSandbox ends a scenario, tools' results and the user's answers included
-_DRIVER = pathlib.Path(__file__).with_name("driver.py")
-
-
-def program(python: str = "", user: str = "base", user_url: str = "", user_model: str = "") -> Program:
-    """What runs in a worker.
-
-    Args:
-      python: command of the Python that has ToolSandbox.
-      user: "base", whose turns we sample, or "endpoint": the model `user_model` at `user_url`, its key in OPENAI_API_KEY.
-    """
-    endpoint = {"user_url": user_url, "user_model": user_model} if user == "endpoint" else {}
-    return Program(_DRIVER, {"user": user, **endpoint}, python, ("OPENAI_API_KEY", "RAPID_API_KEY"))
+_NETWORK = "RAPID_API_KEY"  # the key of the API that some tools ask
+_ENDPOINT = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")  # of an OpenAI-compatible endpoint
 
 
 class ToolSandboxTarget(Target):
@@ -35,6 +28,7 @@ class ToolSandboxTarget(Target):
       similarity: from which on a milestone counts as passed in the checks.
     """
 
+    target = "toolsandbox"
     splits = ("train", "heldout")
 
     def __init__(
@@ -68,3 +62,13 @@ class ToolSandboxTarget(Target):
     def floor(self, task_id: str) -> float:
         """The similarity of an agent that does nothing: 1 in the 26 base scenarios without a milestone, whose reward says little."""
         return splits.floor(task_id)
+
+
+def make_targets(config: Config, pool: HarnessPool) -> tuple[Target, ...]:
+    """The base scenarios; those on the network too where RAPID_API_KEY is set."""
+    section = config.benchmark
+    settings = {"user": section.user, "user_model": section.user_model, "user_temperature": section.user_temperature}
+    variables = (_NETWORK, *(_ENDPOINT if section.user == "endpoint" else ()))
+    program = Program(DRIVER, settings, section.python, variables)
+    offline = not os.environ.get(_NETWORK)
+    return (ToolSandboxTarget(program, pool.describe(program), offline=offline, similarity=config.diagnosis.success),)

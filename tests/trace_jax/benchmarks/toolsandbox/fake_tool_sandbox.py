@@ -176,7 +176,7 @@ def install(monkeypatch, folder):
         "tool_sandbox.scenarios": {"named_scenarios": lambda preferred_tool_backend: {"lamp": Scenario()}},
         "tool_sandbox.common": {},
         "tool_sandbox.roles": {},
-        "openai": {"OpenAI": lambda base_url, api_key: types.SimpleNamespace(chat=FailingEndpoint(base_url))},
+        "openai": {"OpenAI": lambda **_: types.SimpleNamespace(chat=FailingEndpoint())},
     }
     for name, members in modules.items():
         module = types.ModuleType(name)
@@ -187,10 +187,10 @@ def install(monkeypatch, folder):
 class FailingEndpoint:
     """An endpoint that answers with HTTP 503."""
 
-    def __init__(self, url):
+    def __init__(self):
         self.completions = self
 
-    def create(self, model, messages, tools):
+    def create(self, **_):
         error = RuntimeError("key sk-1234567890 is over its quota")
         error.status_code = 503
         raise error

@@ -94,6 +94,11 @@ def test_a_user_whose_call_fails_hears_its_result(driver):
     assert script.heard[2][2] == [{"role": "tool", "content": "TypeError: unexpected argument", "tool_call_id": "call_u"}]
 
 
+def test_a_scripted_user_ends_the_conversation_by_its_farewell(driver):
+    result = driver.run_episode({"user": "base"}, "lamp", 0, Script([says("")], [says("###STOP###")]))
+    assert (result["reward"], result["stop_reason"]) == (0.0, "done")
+
+
 def test_an_unknown_tool_ends_the_scenario_with_nothing_and_its_milestones_are_known(driver):
     result = driver.run_episode({"user": "base"}, "lamp", 0, Script([GOOD[0], calls("dim_lamp")]))
     assert (result["reward"], result["stop_reason"], result["error"]) == (0.0, "invalid_action", None)
@@ -119,7 +124,7 @@ def test_more_parallel_calls_than_can_be_tried_in_every_order_are_the_agents_fai
     [
         ({"user": "base"}, [calls("hang_up")], "user_simulator", "KeyError"),
         ({"user": "base"}, [calls("end_conversation", "call-1")], "protocol", "no identifier: 'call-1'"),
-        ({"user": "endpoint", "user_url": "http://here/v1", "user_model": "m"}, [], "user_simulator", "RuntimeError (HTTP 503)"),
+        ({"user": "endpoint", "user_model": "m", "user_temperature": 0.0}, [], "user_simulator", "RuntimeError (HTTP 503)"),
     ],
 )
 def test_what_the_agent_did_not_cause_is_an_outage_and_says_no_secret(driver, settings, user, kind, message):

@@ -1,13 +1,19 @@
 """ToolSandbox as a target: which scenarios it plays, and, where TRACE_JAX_TOOLSANDBOX_PYTHON names a Python that has it, the real one."""
 
 import os
+import types
 
 import pytest
 
 from trace_jax.benchmarks.toolsandbox import splits
 
 harness = pytest.importorskip("envs.harness")
-from trace_jax.benchmarks.toolsandbox.target import ToolSandboxTarget, program  # noqa: E402
+from trace_jax.benchmarks.toolsandbox.target import DRIVER, ToolSandboxTarget, make_targets  # noqa: E402
+
+
+def program(python=""):
+    return harness.Program(DRIVER, {"user": "base"}, python)
+
 
 PYTHON = os.environ.get("TRACE_JAX_TOOLSANDBOX_PYTHON", "")
 
@@ -38,12 +44,36 @@ def test_doing_nothing_earns_the_floor(description):
     assert sum(target.floor(t.id) for t in target.all_tasks) == 16.0
 
 
-def test_an_endpoint_for_the_user_is_told_to_the_driver_and_its_key_is_not(monkeypatch, description):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    runs = program("python3.11", "endpoint", "http://here/v1", "big")
-    assert runs.settings == {"user": "endpoint", "user_url": "http://here/v1", "user_model": "big"}
-    assert "sk-secret" not in repr(runs) and "OPENAI_API_KEY" in runs.variables
-    assert not ToolSandboxTarget(runs, description).speaks_user
+def section(**changes):
+    benchmark = dict(python="", user="base", user_model="", user_temperature=0.0) | changes
+    return types.SimpleNamespace(benchmark=types.SimpleNamespace(**benchmark), diagnosis=types.SimpleNamespace(success=0.9))
+
+
+class Describes:
+    """A pool that knows the description."""
+
+    def __init__(self, description):
+        self._description = description
+
+    def describe(self, program):
+        return self._description
+
+
+def test_scenarios_on_the_network_are_played_where_its_key_is_set(monkeypatch, description):
+    monkeypatch.delenv("RAPID_API_KEY", raising=False)
+    (target,) = make_targets(section(), Describes(description))
+    assert len(target.all_tasks) == 91 and target.similarity == 0.9
+    monkeypatch.setenv("RAPID_API_KEY", "key")
+    (target,) = make_targets(section(), Describes(description))
+    assert len(target.all_tasks) == 129
+
+
+def test_the_worker_is_given_the_keys_of_an_endpoint_only_where_it_simulates_the_user(description):
+    (base,) = make_targets(section(), Describes(description))
+    assert base.speaks_user and "OPENAI_API_KEY" not in base.program.variables
+    (other,) = make_targets(section(python="python3.11", user="endpoint", user_model="big"), Describes(description))
+    assert other.program.settings == {"user": "endpoint", "user_model": "big", "user_temperature": 0.0}
+    assert not other.speaks_user and "OPENAI_API_KEY" in other.program.variables and other.program.python == "python3.11"
 
 
 def test_an_episode_without_a_verdict_has_no_checks(description):
