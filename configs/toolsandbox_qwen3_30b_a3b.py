@@ -10,9 +10,10 @@ Expected:  published, over the 129 base scenarios, mean similarity and perfect s
 WEIGHTS is the downloaded model; PYTHON the Python of an environment that has ToolSandbox, which is not on the package index and whose
 dependencies do not fit ours (README). Users are simulated by the base model, unless benchmark.user=endpoint names another.
 
-The reward is the benchmark's similarity, from 0 to 1, with no threshold; for diagnosis a scenario is passed at 0.9, since similarity counts
-the overlap of free text with a model answer and seldom reaches 1. Without RAPID_API_KEY the 91 scenarios that need no network are played, 52
-to train on and 39 held out; with it 79 and 50. 26 of the 129 (16 of the 91) reward doing nothing: see the floor beside each result.
+The reward is the benchmark's similarity, from 0 to 1, with no threshold; for diagnosis a scenario is passed at 0.9, since similarity
+counts the overlap of free text with a model answer and seldom reaches 1. Without RAPID_API_KEY the 91 scenarios that need no network are
+played, 52 to train on and 39 held out; with it 79 and 50. 26 of the 129 (16 of the 91) reward doing nothing: see the floor beside each
+result.
 
 A scenario ends after 30 messages and is short: 16,384 tokens hold the schemas of all tools and every conversation.
 """
