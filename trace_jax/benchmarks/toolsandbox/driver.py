@@ -217,7 +217,9 @@ class _Spoken:
         if len(calls) > _PARALLEL_CALLS:
             raise ValueError(f"{len(calls)} parallel calls; ToolSandbox runs them in every order, so {_PARALLEL_CALLS} at most")
         spoken = [
-            types.SimpleNamespace(id=call["id"], function=types.SimpleNamespace(name=call["name"], arguments=json.dumps(call["arguments"])))
+            types.SimpleNamespace(
+                id=call["id"], function=types.SimpleNamespace(name=call["name"], arguments=json.dumps(call["arguments"], allow_nan=False))
+            )
             for call in calls
         ]
         message = types.SimpleNamespace(content=turn.get("content") or "", tool_calls=spoken or None)

@@ -113,6 +113,11 @@ def test_a_conversation_that_never_ends_is_cut_off(driver):
     assert (result["reward"], result["stop_reason"]) == (0.0, "max_turns")
 
 
+def test_arguments_that_are_no_json_are_the_agents_failure(driver):
+    result = driver.run_episode({"user": "base"}, "lamp", 0, Script([calls("set_lamp", on=float("nan"))]))
+    assert (result["reward"], result["stop_reason"]) == (0.0, "invalid_action")
+
+
 def test_more_parallel_calls_than_can_be_tried_in_every_order_are_the_agents_failure(driver):
     many = {"role": "assistant", "content": "", "tool_calls": [GOOD[0]["tool_calls"][0] | {"id": f"call_{i}"} for i in range(6)]}
     result = driver.run_episode({"user": "base"}, "lamp", 0, Script([many]))
