@@ -234,6 +234,7 @@ class _Trial:
             "parrot": (parrot(self.tools), turns),
             "random": (at_random(self.tools, turns), turns),
             "memorised": (recite({seed: scripts[other] for seed, other in neighbours.items()}), turns),
+            "closing": (recite({seed: [a for a in scripts[other] if "text" in a] for seed, other in neighbours.items()}), turns),
             "spam": (spam(self.tools), None),
             "inject_text": (inject_texts, None),
             "inject_call": (inject_calls(self.tools), None),
@@ -254,14 +255,14 @@ class _Trial:
             plays["stray_write"] = play(pool, package, list(edited), recite(edited))
 
         known = {name: [one for one in found if one.seed in given] for name, found in plays.items()}
-        judged = [exploits.earns_little(name, known[name]) for name in probes]
+        judged = [exploits.earns_little(name, known[name]) for name in (*probes, "odd")]
         others = {name: [one for one in found if one.seed not in given] for name, found in plays.items()}
         oracle = look.oracle_succeeds(known["oracle"], scripts)
         behaved = {check.name: check.passed is True for check in [oracle, *judged]}
 
         def again(name: str, seeds: range) -> list[Play]:
             player, limit = probes[name]
-            return play_all(pool, package, {name: Cast(seeds, player, limit, 1)})[name] if name != "memorised" else []
+            return play_all(pool, package, {name: Cast(seeds, player, limit, 1)})[name] if name not in ("memorised", "closing") else []
 
         told = [start_text(one.start) for one in plays["oracle"][:2] if one.start]
         told += [name for one in plays["oracle"][:2] for score in one.scores[:1] for name in score.checks]

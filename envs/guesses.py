@@ -51,6 +51,8 @@ def words(package: Package, tools: list[dict], told: Iterable[str] = ()) -> list
             (compared if asks else others).extend(_constants(node))
         elif isinstance(node, ast.Constant | ast.BinOp):
             others += _constants(node)
+    patterns = [value for value in dict.fromkeys(compared) if isinstance(value, str) and re.search(r"[\\\[(|.*+?^$]", value)]
+    compared += [sample for pattern in patterns for sample in matches(pattern)]
     texts = [str(value) for value in [*compared, *others] if not isinstance(value, bool)]
     texts += [word for text in [*told, json.dumps(tools)] for word in re.findall(r"[\w@#.-]{3,}", text)]
     return list(dict.fromkeys(text for text in texts if text.strip() and len(text) <= 200))
@@ -68,6 +70,60 @@ def _constants(node: ast.AST) -> list[Any]:
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             found.append(value)
     return found
+
+
+def matches(pattern: str, most: int = 6) -> list[str]:
+    """A few short texts that a regular expression matches, one for each branch; none for what is no expression."""
+    try:
+        found = _branches(list(re._parser.parse(pattern)), most)
+    except (re.error, RecursionError, OverflowError):
+        return []
+    return [text for text in found if re.search(pattern, text)]
+
+
+def _branches(parts: list, most: int) -> list[str]:
+    """Each part of a parsed expression gives some texts; they are put together."""
+    texts = [""]
+    for kind, value in parts:
+        name = str(kind)
+        if name == "LITERAL":
+            own = [chr(value)]
+        elif name == "IN":
+            own = [next((c for c in _characters(value) if re.fullmatch(_class(value), c)), "x")]
+        elif name in ("ANY", "NOT_LITERAL"):
+            own = ["x"]
+        elif name == "BRANCH":
+            own = [text for branch in value[1] for text in _branches(list(branch), most)]
+        elif name in ("SUBPATTERN", "MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT", "ATOMIC_GROUP"):
+            inner = value if name == "ATOMIC_GROUP" else value[-1]
+            own = [text * max(1, min(value[0], 50)) if "REPEAT" in name else text for text in _branches(list(inner), most)]
+        else:
+            own = [""]  # anchors, looks around, references
+        texts = [text + end for text in texts for end in own][:most]
+    return texts
+
+
+def _characters(parts: list) -> str:
+    """Usual ones, and those that a set of characters names."""
+    named = [value if str(kind) == "LITERAL" else value[0] for kind, value in parts if str(kind) in ("LITERAL", "RANGE")]
+    return "a1 ._-" + "".join(map(chr, named))
+
+
+def _class(parts: list) -> str:
+    """A set of characters as text again; only what `\\d`, `\\w` and ranges need."""
+    known = {"CATEGORY_DIGIT": "\\d", "CATEGORY_WORD": "\\w", "CATEGORY_SPACE": "\\s"}
+    text = ""
+    for kind, value in parts:
+        name = str(kind)
+        if name == "LITERAL":
+            text += re.escape(chr(value))
+        elif name == "RANGE":
+            text += f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
+        elif name == "CATEGORY":
+            text += known.get(str(value), "")
+        elif name == "NEGATE":
+            text += "^"
+    return f"[{text}]" if text.strip("^") else "."
 
 
 _DOOR = "heard"
@@ -168,8 +224,15 @@ def blind_scripts(package: Package, tools: list[dict], found: Sequence[str], lon
         part = best[start : start + TOGETHER]
         calls = [_filled(tool["function"], word) for word in part for tool in tools]
         scripts[f"arguments {start}"] = [*calls, {"text": "\n".join(part)}]
+        scripts[f"names {start}"] = [{"name": word, "arguments": {}} for word in part]
+    more = dict.fromkeys((word for word in best if word.isidentifier()), True)
+    scripts["arguments that no schema has"] = [
+        {"name": tool["function"]["name"], "arguments": more | _filled(tool["function"], "qzx")["arguments"]} for tool in tools
+    ]
+    scripts["a JSON object"] = [{"text": json.dumps(more)}]
+    scripts["all small numbers"] = [{"text": " ".join(map(str, range(4_000)))}]
     lengths = {int(word) for word in found if word.isdecimal() and len(word) <= 4}
-    for length in sorted(length for length in lengths if 2 <= length <= LONGEST)[:WORDS]:
+    for length in [*sorted(length for length in lengths if 2 <= length <= LONGEST)[:WORDS], 10 * LONGEST]:
         scripts[f"a text of {length}"] = [{"text": "x" * length}]
     idle = [{"name": "no_such_tool", "arguments": {}}, *(_filled(tool["function"], "qzx") for tool in tools)]
     for action in [*idle, {"text": "x"}]:

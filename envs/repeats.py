@@ -20,7 +20,7 @@ _WATCH = """
 
 def _certificate_cached(state):
     # by cache and key, what caches of functools hold
-    import functools, gc
+    import functools, gc, zlib
     made = {}
     for name, value in list(state.items()):
         for owner, one in [(name, value), *((name + "." + k, v) for k, v in (vars(value).items() if isinstance(value, type) else ()))]:
@@ -31,7 +31,7 @@ def _certificate_cached(state):
                 found = [(parts[i - 2], parts[i - 1]) for i in links]  # of a cache with a size; one without has a dict
                 if not links:
                     found = [pair for part in parts if type(part) is dict and part is not one.__dict__ for pair in part.items()]
-                made.update({owner + "() of " + repr(key)[:80]: item for key, item in found})
+                made.update({owner + "() #" + repr(zlib.crc32(repr(key).encode("utf-8", "replace"))): item for key, item in found[:50]})
     return made
 
 
@@ -147,7 +147,8 @@ def _nothing_kept(states: list[dict[str, int]]) -> CheckResult:
     if len(states) < 2:
         return CheckResult("state", None, "the module's variables were not looked at, since its episodes could not be repeated")
     before, after = states
-    changed = sorted(name for name in after if after[name] != before.get(name, after[name] if "() of " in name else None))
+    # what a cache did not hold before is new, not changed
+    changed = sorted({name.split(" #")[0] for name in after if after[name] != before.get(name, after[name] if " #" in name else None)})
     if changed:
         keep = "keep the state of an episode in its Environment, and what is costly to make behind functools.cache"
         return CheckResult("state", False, f"{', '.join(changed[:5])} of environment.py changed while other episodes were played; {keep}")
