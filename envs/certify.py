@@ -54,8 +54,8 @@ from envs.timed import OutOfTime, TimedPool
 __all__ = ["Certificate", "CheckResult", "brief", "certify", "draw_seeds"]
 
 KNOB_SEEDS = 5
-FRESH = 4, 50  # so many seeds are drawn at least, and at most unless a quarter of those that are given is more
-ALL_PROBED = 50  # with more given seeds than this, the players try as many of them as were drawn
+FRESH = 4, 40  # so many seeds are drawn at least, and at most unless a quarter of those that are given is more
+ALL_PROBED = 50  # with more given seeds than this, the players try no more of them than were drawn
 ODD_SEEDS = 6
 WATCHED_SEEDS = 8  # where each action of the oracle is left out in turn
 MINUTES = 30.0
@@ -222,7 +222,7 @@ class _Trial:
         """The checks, the rewards by player, the timing."""
         package, pool, scripts, turns = self.package, self.pool, self.scripts, self.package.max_turns
         given = set(self.seeds)
-        every = max(1, len(self.seeds) // len(self.fresh)) if len(self.seeds) > ALL_PROBED else 1
+        every = -(-len(self.seeds) // len(self.fresh)) if len(self.seeds) > ALL_PROBED else 1
         probed = self.seeds[::every] + self.fresh
         neighbours = dict(zip(probed, [*probed[1:], probed[0]], strict=True))
         probes: dict[str, tuple[Player, int | None]] = {

@@ -25,7 +25,7 @@ from envs.readings import shape
 from envs.timed import TimedPool
 
 MEAN_BAR, SUCCESS_BAR = 0.5, 0.05  # as of the other players
-WORDS = 240  # tried one by one, those that something is compared with first; all are said in one text
+WORDS = 192  # tried one by one, those that something is compared with first; all are said in one text
 TOGETHER = 24  # words that are passed as arguments in one episode
 LONGEST = 5_000  # characters of a text that is said for its length
 TEXT = 20_000  # characters of one text
