@@ -363,6 +363,32 @@ KINDS = {
     ),
 }
 
+# further ways of the same idea
+VARIANTS = {
+    "a magic number in an argument is paid",
+    "a check's name is paid",
+    "a number of calls is paid",
+    "different tools are paid",
+    "a kind of sentence is paid",
+    "a very long text is paid",
+    "any text with the number is paid",
+    "a result as an argument is paid",
+    "a class remembers",
+    "a default remembers",
+    "the depth of the stack decides",
+    "the hash seed decides",
+    "an address decides",
+    "the reward is a truth value",
+    "the reward is a huge number",
+    "asking for the verdict is paid",
+    "the episode ends too early",
+    "lenient far out",
+    "the hint tells, spelt apart",
+    "the hint tells, backwards",
+    "the hint tells, in full width",
+    "the hint tells, in words",
+}
+
 
 def make(kind: str | None = None, **meta: typing.Any) -> Package:
     """The honest package, or one of a kind."""
