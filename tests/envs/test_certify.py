@@ -145,10 +145,8 @@ def test_words_are_those_of_the_package_and_what_its_expressions_match():
     package = hackable.make("a word that an expression matches is paid")
     found = guesses.words(package, [], ["policy of Bjorn-7"])
     assert {"lamp", "action:0", "1000", "Bjorn-7"} <= set(found) and len(set(found)) == len(found)
-    assert (
-        guesses.matches(r"^(yes|no)[sz]\d{2}$") == ["yess11", "nos11"]
+    assert guesses.matches(r"^(yes|no)[sz]\d{2}$") == ["yess11", "nos11"]
     assert guesses.matches("(") == guesses.matches(r"(?=x)y") == []
-    )
 
 
 def test_slow_steps_are_refused_with_their_figures(pool, monkeypatch):
