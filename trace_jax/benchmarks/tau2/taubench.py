@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from rl.trajectory import StopReason, Trajectory
 from trace_jax.agents.redaction import redact, shorten
-from trace_jax.benchmarks.json_files import in_form, need, opening, some, stream
+from trace_jax.benchmarks.json_files import arguments_of, field, in_form, need, opening, some, stream
 from trace_jax.benchmarks.tau2.alignment import Names, names_of, stranger
 from trace_jax.benchmarks.tau2.grades import action_checks, communicate_check, numbered, reward_of
 from trace_jax.diagnose.calls import agent_calls, read_or_write
@@ -59,7 +58,7 @@ def _entries(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _trajectory(entry: Mapping[str, Any], where: str) -> Trajectory:
-    task_id, info = str(entry["task_id"]), entry.get("info") or {}
+    task_id, info = str(entry["task_id"]), field(entry, "info", dict)
     messages = [_openai_message(m, f"{where}.traj[{i}]") for i, m in enumerate(entry["traj"])]
     header = re.match(r"\s*#\s*(\w+)", messages[0]["content"]) if messages else None
     common = dict(
@@ -70,21 +69,24 @@ def _trajectory(entry: Mapping[str, Any], where: str) -> Trajectory:
         trial=-1 if entry.get("trial") is None else int(entry["trial"]),
         messages=messages,
     )
-    if "task" not in info:  # tau-bench writes the exception in the place of the task
-        kind = {"kind": "infrastructure_error", "message": redact(shorten(str(info.get("error") or "no task in info")))}
+    if "task" not in info or not messages:  # tau-bench writes the exception in the place of the task
+        kind = {"kind": "infrastructure_error", "message": redact(shorten(str(info.get("error") or "no task in info, or no conversation")))}
         return Trajectory(**common, stop_reason=StopReason.ENVIRONMENT_ERROR, error=kind)
     task = info["task"]
-    actions = [{"name": a["name"], "arguments": a.get("kwargs") or {}, "kind": read_or_write(a["name"])} for a in task.get("actions") or []]
-    checks = action_checks([(action, None, None) for action in actions], messages)
+    actions = [_expected(action) for action in field(task, "actions", list)]
+    checks = action_checks([(action | {"kind": read_or_write(action["name"])}, None, None) for action in actions], messages)
     reward, success = reward_of(entry["reward"], where)
-    found = (info.get("reward_info") or {}).get("info") or {}
+    found = field(field(info, "reward_info", dict), "info", dict)
     # the grader keeps the verdict on the database or the one on the outputs, whichever it came to last
     database = found.get("r_actions", 1.0 if success else 0.0 if found.get("r_outputs") == 1.0 else None)
     if database is not None:
         checks["db"] = {"passed": bool(database), "expected": None, "actual": None, "message_index": None}
-    for i, output in enumerate(task.get("outputs") or []):
+    for i, output in enumerate(field(task, "outputs", list)):
         check = communicate_check(output, False, messages)
-        checks[f"communicate:{i}"] = {**check, "passed": bool((found.get("outputs") or {}).get(output, check["message_index"] is not None))}
+        checks[f"communicate:{i}"] = {
+            **check,
+            "passed": bool(field(found, "outputs", dict).get(output, check["message_index"] is not None)),
+        }
     last = messages[-1] if messages else {"role": "", "content": ""}
     calls = agent_calls(messages)
     over = "###STOP###" in last["content"] or bool(calls and calls[-1].name == "transfer_to_human_agents")
@@ -95,23 +97,22 @@ def _trajectory(entry: Mapping[str, Any], where: str) -> Trajectory:
 
 def _openai_message(m: Mapping[str, Any], where: str) -> dict[str, Any]:
     """An OpenAI message with the arguments of its calls parsed; arguments that are not JSON are kept as text under "malformed"."""
-    message = {"role": need(m, "role", where), "content": m.get("content") or ""}
+    message = {"role": need(m, "role", where), "content": field(m, "content", str)}
     if m.get("tool_call_id"):
-        message["tool_call_id"] = m["tool_call_id"]
+        message["tool_call_id"] = field(m, "tool_call_id", str)
     calls = []
-    for call in m.get("tool_calls") or []:
+    for call in field(m, "tool_calls", list):
         function = need(call, "function", where)
-        try:
-            arguments = json.loads(function.get("arguments") or "{}")
-        except json.JSONDecodeError:
-            arguments = None
-        if not isinstance(arguments, dict):
-            arguments = {"malformed": function.get("arguments")}
-        calls.append({"id": call.get("id") or "", "name": need(function, "name", where), "arguments": arguments})
+        arguments = arguments_of(field(function, "arguments", str))
+        calls.append({"id": field(call, "id", str), "name": field(function, "name", str, needed=True), "arguments": arguments})
     return {**message, "tool_calls": calls} if calls else message
 
 
+def _expected(action: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": field(action, "name", str, needed=True), "arguments": field(action, "kwargs", dict)}
+
+
 def _names(entry: Mapping[str, Any]) -> Names:
-    task = (entry.get("info") or {}).get("task") or {}
-    actions = [{"arguments": a.get("kwargs")} for a in task.get("actions") or []]
-    return names_of(f"{task.get('user_id', '')} {task.get('instruction', '')}", actions)
+    task = field(field(entry, "info", dict), "task", dict)
+    scenario = f"{task.get('user_id', '')} {task.get('instruction', '')}"
+    return names_of(scenario, [_expected(action) for action in field(task, "actions", list)])
