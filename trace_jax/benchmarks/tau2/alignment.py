@@ -47,10 +47,9 @@ def foreign(conversation: str, task: str, names: Mapping[str, Names]) -> str | N
       names: `names_of` every task of the file, by id.
     """
     said = conversation.lower()
-    words = set(re.findall(r"#?\w+|[\w.+-]+@[\w.-]+", said))
 
     def occurring(things: Iterable[str]) -> set[str]:
-        return {t for t in things if t in words or ((" " in t or "@" in t or "#" in t) and t in said)}
+        return {t for t in things if t in said and (any(c in t for c in " @#") or re.search(rf"(?<![\w#]){re.escape(t)}(?!\w)", said))}
 
     own_identities, own = names[task]
     if not own or occurring(own_identities):

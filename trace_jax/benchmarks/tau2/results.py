@@ -10,6 +10,7 @@ Message indices count the messages of the trajectory: the system prompt is numbe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -175,7 +176,7 @@ def _trajectory(simulation: Mapping[str, Any], tasks: Mapping[str, _Task], info:
     domain = field(environment, "domain_name", str) or "unknown"
     agent = field(info, "agent_info", dict)
     policy = field(simulation, "policy", str) or field(environment, "policy", str)
-    system = [{"role": "system", "content": _SYSTEM.format(policy=policy)}] if policy else []
+    system = [{"role": "system", "content": _system_prompt(policy)}] if policy else []
     messages = system + _agent_messages(need(simulation, "messages", where) or [], where)
     graded = simulation.get("reward_info")
     reason = simulation.get("termination_reason") or "infrastructure_error"
@@ -200,6 +201,12 @@ def _trajectory(simulation: Mapping[str, Any], tasks: Mapping[str, _Task], info:
     reward, success = reward_of(need(graded, "reward", f"{where}.reward_info"), where)
     checks = _checks(graded, tasks[task_id].criteria, messages)
     return Trajectory(**common, reward=reward, success=success, checks=checks)
+
+
+@functools.lru_cache(maxsize=8)
+def _system_prompt(policy: str) -> str:
+    """One text for all trajectories of a policy: it is longer than many conversations."""
+    return _SYSTEM.format(policy=policy)
 
 
 def _agent_messages(raw: Iterable[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
