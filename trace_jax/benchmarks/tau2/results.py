@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl.trajectory import StopReason, Trajectory
@@ -56,10 +56,11 @@ _STOP = {
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What is kept of a task while its simulations go by."""
+    """What is kept of a task while its simulations go by; `whole` where the trajectories carry it on."""
 
     criteria: Mapping[str, Any]
     names: Names
+    whole: Mapping[str, Any] | None
 
 
 def recognises(path: pathlib.Path) -> bool:
@@ -70,14 +71,17 @@ def recognises(path: pathlib.Path) -> bool:
     return bool(places & {"tasks", "simulations", "simulation_index", "info.agent_info", "info.user_info", "info.environment_info"})
 
 
-def read(path: pathlib.Path) -> Iterator[Trajectory]:
+def read(path: pathlib.Path, records: bool = False) -> Iterator[Trajectory]:
     """The trajectories of a file or folder.
+
+    Args:
+      records: whether they carry tau2's own records, with which `writer` writes them again; the providers' raw answers are left out.
 
     Raises:
       InputError: the file is damaged or incomplete; after the last trajectory, where conversations belong to other tasks than their grades.
     """
     file = path / "results.json" if path.is_dir() else path
-    info, tasks = _info(file), _tasks(file)
+    info, tasks = _info(file), _tasks(file, records)
     foreign: list[str] = []
     contradicted: list[str] = []
 
@@ -85,6 +89,7 @@ def read(path: pathlib.Path) -> Iterator[Trajectory]:
         for where, simulation in simulations(file):
             with in_form(where, "tau2-bench"):
                 t = _trajectory(simulation, tasks, info, where)
+                t.record = _record(simulation, tasks[t.task_id].whole) if records else None
                 if called := _graded_without_call(simulation):
                     contradicted.append(f"{t.task_id}#{simulation.get('trial')} (graded as having called {called})")
             yield t
@@ -147,7 +152,7 @@ def _info(file: pathlib.Path) -> dict[str, Any]:
     return info
 
 
-def _tasks(file: pathlib.Path) -> dict[str, _Task]:
+def _tasks(file: pathlib.Path, whole: bool) -> dict[str, _Task]:
     if not isinstance(listed := value(file, "tasks"), list):
         raise InputError(f"{file}: field 'tasks' is missing or no list; the file is not a complete result file")
     tasks: dict[str, _Task] = {}
@@ -157,7 +162,7 @@ def _tasks(file: pathlib.Path) -> dict[str, _Task]:
         task_id = str(need(task, "id", where))
         with in_form(where, "tau2-bench"):
             criteria = dict(task.get("evaluation_criteria") or {})
-            tasks[task_id] = _Task(criteria, _names(task, criteria))
+            tasks[task_id] = _Task(criteria, _names(task, criteria), task if whole else None)
             instructions = (task.get("user_scenario") or {}).get("instructions")
             if isinstance(instructions, dict) and instructions.get("domain"):
                 domains.add(instructions["domain"])
@@ -203,6 +208,13 @@ def _trajectory(simulation: Mapping[str, Any], tasks: Mapping[str, _Task], info:
     return Trajectory(**common, reward=reward, success=success, checks=checks)
 
 
+def policy_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The policy inside the system prompt of a trajectory."""
+    before, after = _SYSTEM.split("{policy}")
+    system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""
+    return system.removeprefix(before).removesuffix(after)
+
+
 @functools.lru_cache(maxsize=8)
 def _system_prompt(policy: str) -> str:
     """One text for all trajectories of a policy: it is longer than many conversations."""
@@ -218,17 +230,18 @@ def _agent_messages(raw: Iterable[Mapping[str, Any]], where: str) -> list[dict[s
             raise InputError(f"{where}.messages[{i}]: role {role!r} is not one of {', '.join(_ROLES)}")
         content, calls = field(m, "content", str), field(m, "tool_calls", list)
         if role == "tool":
-            if _by_agent(m):
+            if called_by_agent(m):
                 flag = {"error": True} if m.get("error") else {}
                 messages.append({"role": "tool", "content": content, "tool_call_id": field(m, "id", str), **flag})
-        elif role == "assistant" and any(map(_by_agent, calls)):
-            messages.append({"role": role, "content": content, "tool_calls": [_call(c) for c in calls if _by_agent(c)]})
+        elif role == "assistant" and any(map(called_by_agent, calls)):
+            messages.append({"role": role, "content": content, "tool_calls": [_call(c) for c in calls if called_by_agent(c)]})
         elif content or not calls:
             messages.append({"role": role, "content": content})
     return messages
 
 
-def _by_agent(call: Mapping[str, Any]) -> bool:
+def called_by_agent(call: Mapping[str, Any]) -> bool:
+    """Whose a call, its result or an expected action is: the agent's, or the user's, who has tools of its own in some domains."""
     return (call.get("requestor") or "assistant") == "assistant"
 
 
@@ -257,7 +270,7 @@ def _checks(graded: Mapping[str, Any], criteria: Mapping[str, Any], messages: li
         kind = check.get("tool_type") or read_or_write(expected["name"])
         expected |= {"kind": "write" if kind == "write" else "read"} | ({"required": True} if "ACTION" in basis else {})
         entry = (expected, check.get("action_match"), action.get("compare_args"))
-        (mine if _by_agent(action) else theirs).append(entry)
+        (mine if called_by_agent(action) else theirs).append(entry)
     checks = action_checks(mine, messages)
     for i, (expected, match, _) in enumerate(theirs):
         checks[f"user_action:{i}"] = {"passed": bool(match), "expected": expected, "actual": None, "message_index": None}
@@ -286,6 +299,10 @@ def _checks(graded: Mapping[str, Any], criteria: Mapping[str, Any], messages: li
 def _names(task: Mapping[str, Any], criteria: Mapping[str, Any]) -> Names:
     scenario = json.dumps([task.get("user_scenario"), task.get("ticket")], ensure_ascii=False).replace("\\n", " ")
     return names_of(scenario, [_expected(action) for action in field(criteria, "actions", list)])
+
+
+def _record(simulation: Mapping[str, Any], task: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**simulation, "messages": [m | {"raw_data": None} for m in simulation["messages"]], "task": task}
 
 
 def _graded_without_call(simulation: Mapping[str, Any]) -> str | None:
