@@ -66,7 +66,7 @@ def read_result_file(path: str | pathlib.Path) -> Iterator[Trajectory]:
             yield from form.read(path)
             return
     if path.is_dir():
-        raise InputError(f"{path}: the folder has no results.json; give the folder that the benchmark wrote, or a result file: {_KNOWN}")
+        raise InputError(f"{path}: the folder has no results of {_KNOWN}; give the folder that the benchmark wrote, or a file")
     if "entries.item.judge_verdict" in opening(path):
         raise InputError(f"{path}: verdicts of an LLM that judged a run, which never decide what passed; give the run's own result file")
     raise InputError(f"{path}: not a result file of {_KNOWN}")

@@ -64,11 +64,10 @@ class _Task:
 
 
 def recognises(path: pathlib.Path) -> bool:
-    """Whether a folder has the file's name, or a file the keys."""
-    if path.is_dir():
-        return (path / "results.json").is_file()
-    places = opening(path)
-    return bool(places & {"tasks", "simulations", "simulation_index", "info.agent_info", "info.user_info", "info.environment_info"})
+    """Whether a file, or the `results.json` of a folder, has tau2's keys."""
+    file = path / "results.json" if path.is_dir() else path
+    keys = {"tasks", "simulations", "simulation_index", "info.agent_info", "info.user_info", "info.environment_info"}
+    return file.is_file() and bool(opening(file) & keys)
 
 
 def read(path: pathlib.Path, records: bool = False) -> Iterator[Trajectory]:

@@ -222,7 +222,7 @@ def test_a_file_that_is_cut_short_is_named_in_one_line(path, tmp_path):
 def test_missing_files_and_folders_are_named(tmp_path):
     with pytest.raises(InputError, match=r"nothing\.json: no such file"):
         imported(tmp_path / "nothing.json")
-    with pytest.raises(InputError, match=r"has no results\.json"):
+    with pytest.raises(InputError, match="the folder has no results of tau2-bench"):
         imported(tmp_path)
 
 
