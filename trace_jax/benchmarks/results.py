@@ -42,8 +42,8 @@ def read_results(paths: Sequence[str | pathlib.Path], success: float | None = No
     for number, path in enumerate(paths):
         offset = dict(following)
         for t in read_result_file(path):
-            if t.error is None and seen.setdefault(_digest(t), number) != number:
-                raise InputError(f"{path}: simulation {t.id} is also in {paths[seen[_digest(t)]]}; give each result file once")
+            if (run := _conversation(t)) and (first := seen.setdefault(run, number)) != number:
+                raise InputError(f"{path}: simulation {t.id} is also in {paths[first]}; give each result file once")
             key = (t.environment, t.task_id)
             t.trial += offset.get(key, 0)
             following[key] = max(following.get(key, 0), t.trial + 1)
@@ -72,6 +72,9 @@ def read_result_file(path: str | pathlib.Path) -> Iterator[Trajectory]:
     raise InputError(f"{path}: not a result file of {_KNOWN}")
 
 
-def _digest(t: Trajectory) -> bytes:
+def _conversation(t: Trajectory) -> bytes | None:
+    """A digest of an episode in which the agent said something; others, and files of verdicts alone, may well be equal."""
+    if t.error is not None or all(m["role"] != "assistant" for m in t.messages):
+        return None
     run = json.dumps([t.environment, t.task_id, t.reward, t.messages], sort_keys=True, default=str)
     return hashlib.sha256(run.encode()).digest()
