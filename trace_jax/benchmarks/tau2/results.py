@@ -203,7 +203,7 @@ def _trajectory(simulation: Mapping[str, Any], tasks: Mapping[str, _Task], info:
         kind = "skipped" if simulation.get("skipped") else reason
         return Trajectory(**common, error={"kind": kind, "message": "tau2 ended the simulation without a conversation that it could grade"})
     reward, success = reward_of(need(graded, "reward", f"{where}.reward_info"), where)
-    checks = _checks(graded, tasks[task_id].criteria, messages)
+    checks = checks_of(graded, tasks[task_id].criteria, messages)
     return Trajectory(**common, reward=reward, success=success, checks=checks)
 
 
@@ -252,7 +252,7 @@ def _expected(action: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": field(action, "name", str, needed=True), "arguments": field(action, "arguments", dict)}
 
 
-def _checks(graded: Mapping[str, Any], criteria: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def checks_of(graded: Mapping[str, Any], criteria: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The grader's evidence under the names of the house; where tau2 stopped before grading, the task's own criteria.
 
     Checks that the reward does not rest on are left out, but for the actions: those are evidence of what the task means. They are marked

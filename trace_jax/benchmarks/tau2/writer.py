@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rl.trajectory import StopReason, Trajectory
+from trace_jax.agents.redaction import redact
 from trace_jax.benchmarks.json_files import value
 from trace_jax.benchmarks.tau2.results import called_by_agent, policy_of
 from trace_jax.errors import InputError
@@ -62,7 +63,7 @@ def write_results(
     for t in kept:
         if t.record is None and _of_kind(t, "user_action"):
             raise InputError(f"{path}: trajectory {t.id} lacks the calls that its user made; read its file with records, or roll out again")
-    simulations = [_simulation(t, tasks[t.task_id]) for t in kept]
+    simulations = [_simulation(t, tasks[_task_id(t)]) for t in kept]
     described = (value(pathlib.Path(template), "info") or {}) if template else {}
     data = {
         "timestamp": _now(),
@@ -78,31 +79,48 @@ def write_results(
 
 def _tasks(kept: list[Trajectory], template: str | pathlib.Path | None, path: pathlib.Path) -> dict[str, dict[str, Any]]:
     """The definitions of the tasks that occur, by id, in the order of the template or of their first trajectories."""
-    used = {t.task_id for t in kept}
+    used = {_task_id(t) for t in kept}
     listed = (value(pathlib.Path(template), "tasks") or []) if template else []
     tasks = {str(task["id"]): task for task in listed if str(task["id"]) in used}
     for t in kept:
-        if t.task_id not in tasks:
+        if (task_id := _task_id(t)) not in tasks:
             if not (t.record or {}).get("task"):
-                raise InputError(f"{path}: task {t.task_id!r} is not known; give a results file of tau2 that has it, or roll out again")
-            tasks[t.task_id] = t.record["task"]
+                raise InputError(f"{path}: task {task_id!r} is not known; give a results file of tau2 that has it, or roll out again")
+            tasks[task_id] = t.record["task"]
     return tasks
 
 
+def _task_id(t: Trajectory) -> str:
+    """tau2's own name of the task; a target calls it "airline:2"."""
+    return (t.record or {}).get("task_id", t.task_id)
+
+
 def _info(kept: list[Trajectory], described: Mapping[str, Any]) -> dict[str, Any]:
-    """tau2's `Info`; models' settings are left out, since they may hold keys."""
+    """tau2's `Info`. Of a given one only what is named here is taken: models' and other settings may hold keys."""
     first = kept[0]
-    ours = {
-        "git_commit": "unknown",
-        "max_steps": 0,  # not known
-        "max_errors": 0,
-        "user_info": {"implementation": "user_simulator"},
-        "environment_info": {"domain_name": first.environment.removeprefix("tau2/"), "policy": policy_of(first.messages)},
-    } | described
-    return ours | {
+    user, agent, environment = (described.get(f"{part}_info") or {} for part in ("user", "agent", "environment"))
+    return {
+        "git_commit": described.get("git_commit") or "unknown",
         "num_trials": len({t.trial for t in kept}),
-        "user_info": ours["user_info"] | {"llm_args": None},
-        "agent_info": (ours.get("agent_info") or {"implementation": "trace-jax"}) | {"llm": first.policy["name"], "llm_args": None},
+        "max_steps": described.get("max_steps") or 0,  # 0: not known
+        "max_errors": described.get("max_errors") or 0,
+        "user_info": {
+            "implementation": user.get("implementation") or "user_simulator",
+            "llm": redact(str(user.get("llm") or "")) or None,
+            "llm_args": None,
+            "global_simulation_guidelines": user.get("global_simulation_guidelines"),
+        },
+        "agent_info": {
+            "implementation": agent.get("implementation") or "trace-jax",  # tau2 grades its solo agents in another way
+            "llm": first.policy["name"],
+            "llm_args": None,
+        },
+        "environment_info": {
+            "domain_name": first.environment.removeprefix("tau2/"),
+            "policy": environment.get("policy") or policy_of(first.messages),
+            "tool_defs": None,
+        },
+        "seed": described.get("seed"),
     }
 
 

@@ -50,12 +50,22 @@ def test_settings_of_models_are_not_written(tmp_path):
     data = json.loads(AIRLINE.read_text())
     for role in ("agent_info", "user_info"):
         data["info"][role]["llm_args"] = {"api_key": TOKEN}
+        data["info"][role]["llm"] = TOKEN
+    data["info"]["retrieval_config_kwargs"] = {"api_key": TOKEN}
     data["simulations"][0]["messages"][2]["raw_data"] = {"headers": {"authorization": TOKEN}}
     given = tmp_path / "given.json"
     given.write_text(json.dumps(data))
     for records in (True, False):
         write_results(read(given, records=records), tmp_path / "out.json", template=given)
         assert TOKEN not in (tmp_path / "out.json").read_text()
+
+
+def test_tasks_have_tau2s_own_names_in_the_file(tmp_path):
+    trajectories = list(read(FOLDER, records=True))
+    for t in trajectories:
+        t.task_id = f"mock:{t.task_id}"  # as a target of several domains calls it
+    write_results(trajectories, tmp_path / "out.json")
+    assert as_json(read(tmp_path / "out.json")) == as_json(read(FOLDER))
 
 
 def test_outages_without_a_record_are_left_out_and_counted(tmp_path):
