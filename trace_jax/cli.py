@@ -153,7 +153,12 @@ COMMANDS = {
         flags=("workdir", "policy!", "host", "port", "context"),
         lock=False,
     ),
-    "export": Command(module="trace_jax.export", help="Hugging Face format", flags=("workdir!", "what!", "out!"), lock=False),
+    "export": Command(
+        module="trace_jax.export",
+        help="what was trained in Hugging Face format, or rollouts in the format of their benchmark",
+        flags=("workdir!", "what!", "out!", "policy", "split"),
+        lock=False,
+    ),
     "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
     "verify-again": Command(
         module="trace_jax.verify_again",
@@ -188,7 +193,8 @@ FLAGS = {
     "what": (
         flags.DEFINE_string,
         None,
-        "adapter:CAPABILITY, merged:CAPABILITY, composed, or gate: a new gate for an SGLang server of the composed",
+        "adapter:CAPABILITY, merged:CAPABILITY, composed, gate (a new one for an SGLang server of the composed), "
+        "or results: the rollouts of --policy on --split for tau2 or the SWE-bench harness",
     ),
     "out": (flags.DEFINE_string, None, "folder to write to"),
     "profile_steps": (
