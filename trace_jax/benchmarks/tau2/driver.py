@@ -115,7 +115,7 @@ def run_episode(settings, task_id, seed, speak):
         simulation.reward_info = _grade(simulation, task, domain)
     except Outage as outage:
         return _let_down(outage)
-    return _result(simulation, STOP_REASONS[reason])
+    return _result(simulation, task, STOP_REASONS[reason])
 
 
 class _Agent(Agent):
@@ -255,14 +255,15 @@ def _given_up(orchestrator, task, seed):
         seed=seed,
     )
     simulation.reward_info = RewardInfo(reward=0.0, reward_basis=None, info={"note": "the agent's turn was no valid action"})
-    return _result(simulation, "invalid_action")
+    return _result(simulation, task, "invalid_action")
 
 
-def _result(simulation, stop_reason):
+def _result(simulation, task, stop_reason):
     for message in simulation.messages:
         if isinstance(message, (AssistantMessage, UserMessage)):
             message.raw_data = None  # the provider's whole answer once more
     record = simulation.model_dump(mode="json")
+    record["task"] = task.model_dump(mode="json")  # as it was played
     graded = record["reward_info"]
     return {"reward": min(max(graded["reward"], 0.0), 1.0), "stop_reason": stop_reason, "graded": graded, "error": None, "record": record}
 

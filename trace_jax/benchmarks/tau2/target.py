@@ -8,7 +8,7 @@ from typing import Any
 
 from envs.base import Ask
 from envs.harness import HarnessPool, Program, Target, TaskInfo
-from trace_jax.benchmarks.tau2 import _tau2_checks
+from trace_jax.benchmarks.tau2.results import checks_of
 from trace_jax.config import Config
 
 DRIVER = pathlib.Path(__file__).with_name("driver.py")
@@ -36,7 +36,7 @@ class Tau2Target(Target):
 
     def checks(self, task_id: str, graded: Any, messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """As the importers of result files make them; of an episode that tau2 did not judge, from the task's own criteria."""
-        return _tau2_checks(graded or {}, self._criteria[task_id], messages)
+        return checks_of(graded or {}, self._criteria[task_id], messages)
 
 
 def make_targets(config: Config, pool: HarnessPool) -> tuple[Target, ...]:
