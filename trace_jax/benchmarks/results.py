@@ -7,6 +7,7 @@ recognises a path reads it. What can be said of a file only as a whole (conversa
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -40,10 +41,10 @@ def read_results(paths: Sequence[str | pathlib.Path], success: float | None = No
     following: dict[tuple[str, str], int] = {}
     seen: dict[bytes, int] = {}
     for number, path in enumerate(paths):
-        offset = dict(following)
+        offset, before = dict(following), collections.Counter()
         for t in read_result_file(path):
-            if (run := _conversation(t)) and (first := seen.setdefault(run, number)) != number:
-                raise InputError(f"{path}: simulation {t.id} is also in {paths[first]}; give each result file once")
+            if run := _conversation(t):
+                before[seen.setdefault(run, number)] += 1
             key = (t.environment, t.task_id)
             t.trial += offset.get(key, 0)
             following[key] = max(following.get(key, 0), t.trial + 1)
@@ -53,6 +54,8 @@ def read_results(paths: Sequence[str | pathlib.Path], success: float | None = No
             if success is not None and t.reward is not None:
                 t = dataclasses.replace(t, success=t.reward >= success - _TOLERANCE)
             pooled.append(t)
+        if len(before) == 1 and number not in before:  # agents at temperature 0 may well say the same now and then, but not everywhere
+            raise InputError(f"{path}: all of its conversations are also in {paths[before.popitem()[0]]}; give each result file once")
     return pooled
 
 
