@@ -33,8 +33,8 @@ def provenance(tasks: Iterable[Task]) -> dict[str, Any]:
         hashes = {key: digest([target.digest, target.resolve_knobs(task.knobs), task.seed]) for key, task in tasks.items()}
     else:
         grader = target.grader
-        known = {info.id: info.hash[:_DIGITS] for split in ("train", "heldout") for info in target.tasks(split)}
-        hashes = {key: known[key] for key in tasks}
+        known = {info.number: info.hash[:_DIGITS] for split in ("train", "heldout") for info in target.tasks(split)}
+        hashes = {key: known[task.seed] for key, task in tasks.items()}
     return {"grader": grader, "tasks": hashes}
 
 

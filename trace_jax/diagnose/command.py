@@ -29,7 +29,7 @@ from trace_jax.diagnose.report import print_agreement, print_diagnosis, print_us
 from trace_jax.diagnose.rules import RULES, EvidenceAnalyst
 from trace_jax.diagnose.select import decode_candidates, decode_selection
 from trace_jax.errors import InputError
-from trace_jax.hygiene import warn_of_test_splits, write_mined
+from trace_jax.hygiene import MINED, warn_of_test_splits, write_mined
 from trace_jax.progress import Progress
 from trace_jax.spent import write_spent
 from trace_jax.workdir import Workdir
@@ -70,7 +70,7 @@ def _diagnose(
 ) -> Diagnosis:
     settings = config.diagnosis
     graded = [_graded(t, settings.success) for t in trajectories]
-    if workdir is not None:
+    if workdir is not None and (files or workdir.exists(MINED)):
         write_mined(workdir, graded, files)
     given = read_candidates(settings.candidates) if settings.candidates else None
     evidence = EvidenceAnalyst()
