@@ -21,21 +21,23 @@ _DIGITS = 16  # hexadecimal, of a task's hash: enough to tell two definitions ap
 
 
 def provenance(tasks: Iterable[Task]) -> dict[str, Any]:
-    """{"grader", "tasks": {id: hash}} of tasks of one target.
+    """{"grader", "tasks": {id: hash}} of tasks.
 
     The grader of a package is its version with the digest of its files; the same digest, its knobs and the seed are a task. A benchmark's
     target names its grader itself and has a hash of each definition.
     """
-    tasks = {task.task_id: task for task in tasks}
-    target = next(iter(tasks.values())).package
-    if isinstance(target, Package):
-        grader = f"{target.name} {target.version} ({target.digest[:_DIGITS]})"
-        hashes = {key: digest([target.digest, target.resolve_knobs(task.knobs), task.seed]) for key, task in tasks.items()}
-    else:
-        grader = target.grader
-        known = {info.number: info.hash[:_DIGITS] for split in ("train", "heldout") for info in target.tasks(split)}
-        hashes = {key: known[task.seed] for key, task in tasks.items()}
-    return {"grader": grader, "tasks": hashes}
+    graders, hashes, known = set(), {}, {}
+    for task in tasks:
+        target = task.package
+        if isinstance(target, Package):
+            graders.add(f"{target.name} {target.version} ({target.digest[:_DIGITS]})")
+            hashes[task.task_id] = _digest([target.digest, target.resolve_knobs(task.knobs), task.seed])
+        else:
+            graders.add(target.grader)
+            if target.name not in known:
+                known[target.name] = {info.number: info.hash[:_DIGITS] for split in ("train", "heldout") for info in target.tasks(split)}
+            hashes[task.task_id] = known[target.name][task.seed]
+    return {"grader": ", ".join(sorted(graders)), "tasks": hashes}
 
 
 def definition(trajectories: Iterable[Trajectory]) -> dict[str, dict[str, Any]]:
@@ -94,6 +96,5 @@ def _refuse(changed: Sequence[str], names: tuple[str, str], fix: str) -> None:
         raise InputError(f"{names[0]} and {names[1]} were graded on other definitions of {len(changed)} tasks: {some(changed)}; {fix}")
 
 
-def digest(value: Any) -> str:
-    """The hash of a JSON value."""
+def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_DIGITS]
