@@ -30,7 +30,7 @@ def print_results(paths: Sequence[str], console: Console, intersect: bool = Fals
     runs = {name: read_results([path]) for name, path in zip(names, paths, strict=True)}
     for name, found in runs.items():
         print(rate_line(name, overall_success(found)))
-    free = {task.rpartition("#")[0] or task for found in runs.values() for task in do_nothing_tasks(found)}
+    free = {task for found in runs.values() for task in do_nothing_tasks(found)}
     counts = {name: count_tasks(found) for name, found in runs.items()}
     if free:
         print(f"doing nothing solves at least {len(free)} tasks: {some(sorted(free, key=_order), 20)}; on the others:")
