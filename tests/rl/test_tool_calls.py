@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from rl.chat import parse_reply
