@@ -179,6 +179,7 @@ def test_outcomes_of_a_report_beyond_resolved(tmp_path):
     found = read_by(reports, path)
     assert counts(found.values()) == (1, 3, 1)
     assert found["e"].error == {"kind": "infra_failure", "message": "out_of_memory"} and found["e"].reward is None
+    assert found["c"].checks["patch"]["message_index"] is None
     assert found["c"].checks["patch"]["passed"] is found["d"].checks["patch"]["passed"] is False
 
 
@@ -212,7 +213,7 @@ def test_a_run_without_a_patch_failed(run, trajectory, status, stop):
     save(run / RESOLVED / f"{RESOLVED}.traj.json", trajectory)
     t = read_by(mini, run)[RESOLVED]
     assert (t.reward, t.success, t.error, t.stop_reason) == (0.0, False, None, stop)
-    assert t.checks["patch"] == {"passed": False, "expected": "a patch that applies", "actual": "", "message_index": None}
+    assert t.checks["patch"] == {"passed": False, "expected": "a patch that applies", "actual": "", "message_index": 9}
 
 
 @pytest.mark.parametrize("status", ["InternalServerError", "Timeout", "", None])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl.trajectory import StopReason, Trajectory
@@ -320,18 +320,22 @@ def judged(
         policy={"name": model, "version": 0},
         reward=None if "error" in fields else float(verdict.outcome == "resolved"),
         success=verdict.outcome == "resolved" and "error" not in fields,
-        checks=checks_of(verdict, patch),
+        checks=checks_of(verdict, patch, fields.get("messages", ())),
         metrics=metrics | fractions(verdict),
         **fields,
     )
 
 
-def checks_of(verdict: Verdict, patch: str | None) -> dict[str, dict[str, Any]]:
-    """`patch` (was there one that applies; `actual` is its text) and `test:<name>` for every test that had to pass or to keep passing."""
+def checks_of(verdict: Verdict, patch: str | None, messages: Sequence[Mapping[str, Any]] = ()) -> dict[str, dict[str, Any]]:
+    """`patch` (was there one that applies; `actual` is its text) and `test:<name>` for every test that had to pass or to keep passing.
+
+    The message of the patch is the agent's last; a test has none.
+    """
     checks = {}
+    last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=None)
     if patch is not None or verdict.outcome in ("empty_patch", "error"):
         applied = bool((patch or "").strip()) and verdict.outcome != "error"
-        checks["patch"] = {"passed": applied, "expected": "a patch that applies", "actual": patch or "", "message_index": None}
+        checks["patch"] = {"passed": applied, "expected": "a patch that applies", "actual": patch or "", "message_index": last}
     for kind, found in verdict.tests.items():
         for outcome, passed in (("success", True), ("failure", False)):
             for test in found.get(outcome) or []:
