@@ -101,7 +101,7 @@ def _messages(raw: list[Mapping[str, Any]], info: Mapping[str, Any]) -> list[dic
         answers -= message["role"] != role
         if message["role"] == "tool":
             message |= {"tool_call_id": m.get("tool_call_id") or ""}
-            message |= {"error": True} if extra.get("exception_info") or extra.get("returncode") else {}
+            message |= {"error": True} if extra.get("exception_info") else {}  # it did not end by itself
         messages.append(message)
     if "last" in info:  # the list before 1.1 ends with the patch, or with why it ended, for no model to see
         messages.pop()
