@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import stat
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -191,10 +190,14 @@ def test_no_patch_is_a_failure_and_is_not_graded(dataset, commands, stop, status
         assert "No tool calls found" in speak.asked[1][2][0]["content"] and speak.asked[1][2][0]["role"] == "user"
 
 
-def test_a_patch_that_does_not_apply_and_tests_without_end_fail(dataset):
+def test_a_patch_that_does_not_apply_and_tests_without_end_fail(dataset, monkeypatch):
     found, _ = run(dataset, "local", "echo rubbish > patch.txt", SUBMIT)
     assert found["reward"] == 0.0 and not found["graded"]["report"]["patch_successfully_applied"]
     assert reports.verdict_of(found["graded"]["report"]).outcome == "error"
+    monkeypatch.setattr(driver, "LONGEST_PATCH", 3)
+    found, _ = run(dataset, "local", "echo rubbish > patch.txt", SUBMIT)
+    assert found["reward"] == 0.0 and found["graded"]["patch"] == "rub" and "more than 3" in found["graded"]["report"]["reason"]
+    monkeypatch.undo()
     found, _ = run(dataset, "local", "printf 'import time\\ntime.sleep(60)\\n' > calc.py", DIFF, SUBMIT, eval_timeout=1)
     assert found["reward"] == 0.0 and found["error"] is None and "not done after 1 s" in found["graded"]["report"]["reason"]
 
@@ -222,43 +225,29 @@ def test_episodes_run_side_by_side(dataset):
         fix = FIX if number % 2 else "true"
         found[number] = run(dataset, "local", fix, DIFF + " || true", SUBMIT, task=f"toy__calc-{1 + number % 2}")[0]
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [found[number]["reward"] for number in range(4)] == [0.0, 1.0, 0.0, 1.0]
+    assert [found[number]["reward"] for number in range(2)] == [0.0, 1.0]
 
 
-DOCKER = f"""#!{sys.executable}
-import json, os, subprocess, sys
-words = sys.argv[1:]
-home = os.path.dirname(os.path.abspath(__file__))
-with open(os.path.join(home, "calls.jsonl"), "a") as file:
-    file.write(json.dumps(words) + "\\n")
-gone = os.path.join(home, "gone")
-if os.path.exists(gone):
-    print("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", file=sys.stderr)
-    sys.exit(1)
-if words[0] == "run":
-    box = os.path.join(home, words[words.index("--name") + 1])
-    subprocess.run(["git", "clone", "-q", os.path.join(home, "image"), box], check=True)
-    print(box)
-elif words[0] == "exec":
-    box = next(w for w in words if w.startswith(home))
-    inside = words[words.index(box) + 1 :]
-    command = inside[-1].replace("/testbed", box)
-    if "daemon-dies" in command:
-        open(gone, "w").close()
-        print("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", file=sys.stderr)
-        sys.exit(1)
-    if "bash .git/eval.sh" in command:
-        script = os.path.join(box, ".git", "eval.sh")
-        text = open(script).read().replace("/testbed", box)
-        open(script, "w").write(text)
-    sys.exit(subprocess.run([*inside[:-1], command], cwd=box).returncode)
-elif words[0] == "inspect":
-    print("true")
+DOCKER = r"""#!/bin/bash
+home=$(dirname "$(readlink -f "$0")")
+(IFS=$'\x1f'; printf '%s\x1e' "$*") >> "$home/calls"
+gone() { echo "Cannot connect to the Docker daemon at unix:///var/run/docker.sock." >&2; exit 1; }
+[ -e "$home/gone" ] && gone
+case $1 in
+run) git clone -q "$home/image" "$home/$4" && echo "$home/$4" ;;
+exec)
+    while [[ $1 != "$home"/* ]]; do shift; done
+    box=$1; command=${@: -1}; command=${command//\/testbed/$box}
+    [[ $command == *daemon-dies* ]] && { touch "$home/gone"; gone; }
+    [[ $command == *"bash .git/eval.sh"* ]] && sed -i "s#/testbed#$box#g" "$box/.git/eval.sh"
+    cd "$box" && exec bash -c "$command" ;;
+inspect) echo true ;;
+esac
 """
 
 
@@ -273,8 +262,8 @@ def docker(dataset, tmp_path):
 
 
 def calls(docker, verb):
-    lines = (docker.parent / "calls.jsonl").read_text().splitlines()
-    return [words for words in map(json.loads, lines) if words[0] == verb]
+    made = (docker.parent / "calls").read_text().split("\x1e")[:-1]
+    return [words for words in (line.split("\x1f") for line in made) if words[0] == verb]
 
 
 def test_docker_runs_the_image_and_grades_in_a_fresh_container(dataset, docker):

@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import subprocess
@@ -34,8 +35,9 @@ CHUNK = 60_000  # characters in base64, whole fours of them, that one command wr
 HELDOUT_SHARE = 0.3  # of repositories that no list names
 STOP = {"Submitted": "done", "LimitsExceeded": "max_turns", "TimeExceeded": "max_turns", "RepeatedFormatError": "invalid_action"}
 MOST_OUTPUT = 64 << 20  # bytes; what a command prints is kept in memory
+LONGEST_PATCH = 4 << 20  # characters; no fix is that long, and it goes through pipes in pieces
 _OUTAGES = ("Cannot connect to the Docker daemon", "Error response from daemon", "error during connect")
-_datasets, _lock = {}, threading.Lock()
+_cache, _lock = {}, threading.Lock()  # datasets by path; mini-swe-agent
 
 
 class Outage(Exception):
@@ -85,9 +87,9 @@ def _rows(file):
 
 def _dataset(path):
     with _lock:
-        if path not in _datasets:
-            _datasets[path] = load_dataset(path)
-        return _datasets[path]
+        if path not in _cache:
+            _cache[path] = load_dataset(path)
+        return _cache[path]
 
 
 def test_spec(row):
@@ -188,7 +190,7 @@ def run_episode(settings, task_id, seed, speak):
         with _environment(row, settings, agent=True) as (environment, place):
             ended = _agent(row, settings, environment, place, speak).run(row["problem_statement"])
         status, patch = ended.get("exit_status") or "", ended.get("submission") or ""
-        graded |= {"patch": patch, "exit_status": status}
+        graded |= {"patch": patch[:LONGEST_PATCH], "exit_status": status}
         if patch.strip():
             graded["report"] = evaluate(row, patch, settings)
     except Outage as outage:
@@ -215,6 +217,8 @@ def evaluate(row, patch, settings):
     from swebench.harness.run_evaluation import GIT_APPLY_CMDS
 
     failed = {"patch_is_None": False, "patch_exists": True, "patch_successfully_applied": False, "resolved": False, "infra_failure": False}
+    if len(patch) > LONGEST_PATCH:
+        return {**failed, "reason": f"the patch has more than {LONGEST_PATCH} characters"}
     with _environment(row, settings, agent=False) as (environment, place), tempfile.TemporaryDirectory() as folder:
         # inside .git the files are no part of the tree, and stay where every command has a /tmp of its own
         _put(environment, ".git/graded.diff", patch)
@@ -241,9 +245,10 @@ def evaluate(row, patch, settings):
 def _mini():
     """What is used of mini-swe-agent; it is imported here, since it asks the environment's variables how to begin."""
     with _lock:
-        if "mini" not in _datasets:
+        if "mini" not in _cache:
             os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
             os.environ.setdefault("MSWEA_CONFIGURED", "true")
+            logging.getLogger("minisweagent").setLevel(logging.WARNING)  # it reports every container
             os.environ.setdefault("MSWEA_GLOBAL_CONFIG_DIR", tempfile.mkdtemp(prefix="mini-"))  # no keys from a user's .env
             import yaml
             from minisweagent.agents.default import DefaultAgent
@@ -254,7 +259,7 @@ def _mini():
             from minisweagent.exceptions import FormatError
             from minisweagent.models.utils import actions_toolcall
 
-            _datasets["mini"] = types.SimpleNamespace(
+            _cache["mini"] = types.SimpleNamespace(
                 agent=DefaultAgent,
                 docker=DockerEnvironment,
                 bubblewrap=BubblewrapEnvironment,
@@ -265,7 +270,7 @@ def _mini():
                 tool=actions_toolcall.BASH_TOOL,
                 config=yaml.safe_load((builtin_config_dir / "benchmarks" / "swebench.yaml").read_text()),
             )
-        return _datasets["mini"]
+        return _cache["mini"]
 
 
 class Model:
