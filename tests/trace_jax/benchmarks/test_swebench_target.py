@@ -4,7 +4,14 @@ import hashlib
 import json
 import pathlib
 
+import numpy as np
 import pytest
+
+from rl.engines.protocol import Completion
+from rl.rollout import Task, roll_out
+from tests.rl.chats import chat
+from tests.trace_jax.benchmarks.test_swebench_live import DIFF, FIX, SUBMIT, dataset  # noqa: F401
+from trace_jax.benchmarks.swebench.predictions import write_predictions
 
 SPLITS = json.loads((pathlib.Path(__file__).parents[3] / "trace_jax" / "benchmarks" / "swebench" / "splits.json").read_text())
 
@@ -54,3 +61,50 @@ def test_verdicts_become_the_checks_of_result_files(target):
     empty = target.checks("django__django-1", {"patch": "", "exit_status": "LimitsExceeded", "report": None}, messages)
     assert list(empty) == ["patch"] and not empty["patch"]["passed"]
     assert target.checks("django__django-1", None, messages) == {}
+
+
+class Reciter:
+    """An engine that says its turns in order, in every session."""
+
+    lanes, context = 8, 1 << 16
+
+    def __init__(self, chat, turns):
+        self._chat, self._turns = chat, turns
+        self._requests, self._next = [], {}
+
+    def submit(self, request):
+        self._requests.append(request)
+
+    def poll(self):
+        done, self._requests = self._requests, []
+        return [self._say(request) for request in done]
+
+    def _say(self, request):
+        turn = self._next[request.session] = self._next.get(request.session, -1) + 1
+        tokens = [*self._chat.tokenizer(self._turns[turn], add_special_tokens=False).input_ids, self._chat.end]
+        return Completion(request.session, np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), "stop", 0)
+
+    def release(self, session):
+        pass
+
+
+@pytest.mark.slow  # a worker imports swebench
+def test_a_rollout_fixes_a_repository_with_calls_in_tags(dataset, tmp_path):  # noqa: F811
+    harness = pytest.importorskip("envs.harness")
+    from trace_jax.benchmarks.swebench.target import SwebenchTarget, make_program
+
+    c = chat("qwen3_6")
+    turns = [f"Hm.\n</think>\n\n<tool_call>\n<function=bash>\n<parameter=command>\n{command}\n</parameter>\n</function>\n</tool_call>"
+             for command in (FIX, DIFF, SUBMIT)]  # fmt: skip
+    with harness.HarnessPool(deadline_s=300.0) as pool:
+        target = SwebenchTarget(pool, make_program(str(dataset), "local", max_steps=8, timeout=300.0))
+        tasks = [
+            Task(package=target, seed=info.number, rollout=0, group=info.id, task_id=info.id, split="train", trial=0)
+            for info in target.all_tasks
+        ]
+        found = roll_out(Reciter(c, turns), pool, c, tasks, "base", temperature=1.0, run_seed=0, max_tokens=500)
+    assert [(t.error, t.reward, t.success, t.stop_reason) for t in found] == [(None, 1.0, True, "done")] * 2
+    t = found[0]
+    assert t.messages[2]["content"] == "<think>\nHm.\n</think>" and t.messages[2]["tool_calls"][0]["arguments"] == {"command": FIX}
+    assert t.checks["patch"]["message_index"] == 6 and t.checks["test:test_calc.py::test_add"]["passed"]
+    assert write_predictions(found, tmp_path / "preds.json") == 2
