@@ -210,11 +210,12 @@ def test_a_host_that_ends_the_episode_gets_through_and_nothing_stays_behind(data
 
 
 @needs_bwrap
-def test_the_sandbox_has_no_network_no_home_and_ends_what_outlives_its_time(dataset):
-    probe = f"ls {ROOT} || echo hidden; tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' \\n'; echo :interfaces"
+def test_the_sandbox_has_no_network_no_home_no_variables_and_ends_what_outlives_its_time(dataset, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "geheim")
+    probe = f"ls {ROOT} || echo hidden; tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' \\n'; echo :interfaces; env"
     found, speak = run(dataset, "bubblewrap", probe, "sleep 30 & sleep 30", FIX, DIFF, SUBMIT, command_timeout=2)
     seen = speak.asked[1][2][0]["content"]
-    assert "hidden\nlo:interfaces" in seen
+    assert "hidden\nlo:interfaces" in seen and "PAGER=cat" in seen and "geheim" not in seen
     assert "timed out" in speak.asked[2][2][0]["content"] and found["reward"] == 1.0
 
 

@@ -281,7 +281,8 @@ class Model:
         self._heard = 0  # messages that the host knows
 
     def query(self, messages, **_):
-        new = [_plain(m) for m in messages[self._heard :] if m["role"] in ("user", "tool")]
+        new = [m for m in messages[self._heard :] if m["role"] in ("user", "tool")]
+        new = [{key: m[key] for key in ("role", "content", "tool_call_id") if key in m} for m in new]
         self._heard = len(messages)
         said = self._speak("agent", messages[0]["content"], new, [self._mini.tool])
         calls = [
@@ -319,10 +320,6 @@ class Model:
 
     def serialize(self):
         return {}
-
-
-def _plain(message):
-    return {key: message[key] for key in ("role", "content", "tool_call_id") if key in message}
 
 
 def _agent(row, settings, environment, place, speak):
@@ -365,7 +362,8 @@ def _environment(row, settings, agent):
                 binds = [word for path in settings.get("bind", ()) for word in ("--ro-bind", path, path)]
                 # whoever ends the sandbox after its time ends all that runs in it
                 inside = ["--unshare-pid", "--die-with-parent", *(["--unshare-net"] if alone else []), *binds]
-                common["wrapper_args"] = [*mini.wrapper, *inside, "--bind", common["cwd"], place]
+                bare = ["--clearenv", "--setenv", "HOME", "/tmp"]  # variables of this process may be secrets
+                common["wrapper_args"] = [*bare, *mini.wrapper, *inside, "--bind", common["cwd"], place]
             else:
                 made, place = _watched(mini.local, str), common["cwd"]
         else:
