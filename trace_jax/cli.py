@@ -26,6 +26,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
+from envs.base import SandboxError
 from trace_jax import config as configs
 from trace_jax.agents.redaction import redact
 from trace_jax.config import ROOT, Config
@@ -240,6 +241,8 @@ def main(argv: list[str]) -> int:
             return _complain(str(error), 2)
         except Unfinished as error:
             return _complain(str(error), 1)
+        except SandboxError as error:
+            return _complain(f"config field 'rollout.sandbox': {error}; what was done is saved, the same command goes on from there", 1)
         except KeyboardInterrupt:
             return _complain("interrupted; what was done is saved, the same command goes on from there", 130)
         except Terminated:
