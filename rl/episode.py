@@ -200,7 +200,7 @@ def _converse(
     record.observe(prompt)
     max_turns = min(task.package.max_turns, sampling.max_turns or task.package.max_turns)
     for turn in range(max_turns):
-        stop, reply = yield from _take_turn(record, task, chat, policy, session, sampling)
+        stop, reply = yield from _take_turn(record, task, chat, tools, policy, session, sampling)
         if stop is not None:
             return stop
         index, said = len(record.messages) - 1, record.messages[-1]
@@ -225,7 +225,7 @@ def _converse(
 
 
 def _take_turn(
-    record: _Record, task: Task, chat: Chat, policy: str, session: str, sampling: Sampling
+    record: _Record, task: Task, chat: Chat, tools: list[dict[str, Any]], policy: str, session: str, sampling: Sampling
 ) -> Generator[Request, Completion, tuple[StopReason | None, Turn]]:
     """One turn of the agent, written into `record`: what was said, or why the episode ends with it."""
     completion = yield Request(
@@ -240,8 +240,8 @@ def _take_turn(
     turn = record.turn
     record.sampled(completion)
     ended = completion.finish == "stop"
-    text = chat.decode(completion.tokens[:-1] if ended else completion.tokens)
-    reply = parse_reply(text)
+    text = chat.opening + chat.decode(completion.tokens[:-1] if ended else completion.tokens)
+    reply = parse_reply(text, tools)
     said = {"role": "assistant", "content": text}
     record.messages.append(said)
     if not ended:
@@ -278,7 +278,7 @@ def _serve(
                 stop = StopReason.MAX_TURNS
                 break
             record.observe(chat.extend(ask.messages) if record.tokens else chat.start(ask.system, ask.messages, ask.tools))
-            stop, reply = yield from _take_turn(record, task, chat, policy, session, sampling)
+            stop, reply = yield from _take_turn(record, task, chat, ask.tools, policy, session, sampling)
             # the program would drop the whole episode, were it sent nothing
             stop = StopReason.INVALID_ACTION if stop is None and not reply.tool_calls and not reply.spoken else stop
             message = {"role": "assistant", "content": reply.spoken, "tool_calls": record.messages[-1].get("tool_calls", [])}
@@ -326,8 +326,8 @@ class _User:
         )
         self._tokens += completion.tokens.tolist()
         self._turn, self._ended = self._turn + 1, completion.finish == "stop"
-        text = chat.decode(completion.tokens[:-1] if self._ended else completion.tokens)
-        reply = parse_reply(text) if ask.tools else Turn(text)
+        text = chat.opening + chat.decode(completion.tokens[:-1] if self._ended else completion.tokens)
+        reply = parse_reply(text, ask.tools) if ask.tools else Turn(text)
         if completion.finish == "context":
             raise EnvironmentFault("user", "the context of the user simulator is full; raise rollout.context")
         if reply.error is not None or not (reply.tool_calls or reply.spoken):

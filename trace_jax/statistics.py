@@ -5,6 +5,8 @@ Only NumPy, vectorised, no state: every function that draws random numbers takes
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 Z95 = 1.959963984540054  # the 97.5 % point of the normal law
@@ -96,9 +98,17 @@ def bootstrap_mean(
         raise ValueError("the mean of nothing has no interval")
     _, member = np.unique(np.arange(len(values)) if clusters is None else np.asarray(clusters), return_inverse=True)
     sizes, sums = np.bincount(member), np.bincount(member, weights=values)  # [C]: all that a draw of whole clusters depends on
-    weights = bootstrap_weights(np.arange(len(sizes)), draws, seed)
+    weights = _weights(len(sizes), draws, seed)
     low, high = percentile_interval(weights @ sums / (weights @ sizes), confidence)
     return float(low), float(high)
+
+
+@functools.lru_cache(maxsize=2)
+def _weights(count: int, draws: int, seed: int) -> np.ndarray:
+    """Bootstrap weights of `count` units; drawing them takes half a second, and all policies face the same number of tasks."""
+    weights = bootstrap_weights(np.arange(count), draws, seed)
+    weights.flags.writeable = False
+    return weights
 
 
 def krippendorff_alpha(codes: np.ndarray, categories: int) -> np.ndarray:

@@ -7,6 +7,7 @@ recognises a path reads it. What can be said of a file only as a whole (conversa
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -15,12 +16,17 @@ from collections.abc import Iterator, Sequence
 
 from rl.trajectory import Trajectory
 from trace_jax.benchmarks.json_files import opening
+from trace_jax.benchmarks.swebench import mini, reports, swe_agent
 from trace_jax.benchmarks.tau2 import results as tau2
 from trace_jax.benchmarks.tau2 import taubench
+from trace_jax.benchmarks.toolsandbox import results as toolsandbox
 from trace_jax.errors import InputError
 
-FORMATS = (tau2, taubench)
-_KNOWN = "tau2-bench (results.json with info, tasks, simulations) or tau-bench (a list of task_id, reward, traj)"
+FORMATS = (tau2, taubench, mini, swe_agent, reports, toolsandbox)  # reports accepts any folder that holds logs of its grader
+_KNOWN = (
+    "tau2-bench (results.json with info, tasks, simulations), tau-bench (a list of task_id, reward, traj), SWE-bench (trajectories of "
+    "mini-swe-agent or SWE-agent, a harness report, a log tree) or ToolSandbox (a folder with result_summary.json)"
+)
 _TOLERANCE = 1e-6  # graders compute rewards in floating point
 
 
@@ -40,10 +46,10 @@ def read_results(paths: Sequence[str | pathlib.Path], success: float | None = No
     following: dict[tuple[str, str], int] = {}
     seen: dict[bytes, int] = {}
     for number, path in enumerate(paths):
-        offset = dict(following)
+        offset, before = dict(following), collections.Counter()
         for t in read_result_file(path):
-            if (run := _conversation(t)) and (first := seen.setdefault(run, number)) != number:
-                raise InputError(f"{path}: simulation {t.id} is also in {paths[first]}; give each result file once")
+            if run := _conversation(t):
+                before[seen.setdefault(run, number)] += 1
             key = (t.environment, t.task_id)
             t.trial += offset.get(key, 0)
             following[key] = max(following.get(key, 0), t.trial + 1)
@@ -53,6 +59,8 @@ def read_results(paths: Sequence[str | pathlib.Path], success: float | None = No
             if success is not None and t.reward is not None:
                 t = dataclasses.replace(t, success=t.reward >= success - _TOLERANCE)
             pooled.append(t)
+        if len(before) == 1 and number not in before:  # agents at temperature 0 may well say the same now and then, but not everywhere
+            raise InputError(f"{path}: all of its conversations are also in {paths[before.popitem()[0]]}; give each result file once")
     return pooled
 
 

@@ -34,7 +34,7 @@ def test_equal_verdicts_of_several_runs_are_further_trials(runs):
 def test_equal_conversations_in_two_files_are_one_run_given_twice(runs):
     for file in runs:
         file.write_text("Hello.")
-    with pytest.raises(InputError, match=r"2\.run: simulation a#0 is also in .*1\.run; give each result file once"):
+    with pytest.raises(InputError, match=r"2\.run: all of its conversations are also in .*1\.run; give each result file once"):
         read_results(runs)
 
 

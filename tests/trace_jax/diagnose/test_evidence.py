@@ -10,6 +10,7 @@ import pytest
 
 from rl.trajectory import Trajectory
 from trace_jax.benchmarks.results import read_results
+from trace_jax.diagnose.code_rules import CODE_RULES
 from trace_jax.diagnose.evidence import LACKING, NA, PRESENT
 from trace_jax.diagnose.rules import RULES, EvidenceAnalyst
 
@@ -19,7 +20,7 @@ _spec.loader.exec_module(desk_agent)
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "tau2"
 CANDIDATES = [candidate for candidate, _ in RULES.values()]
-CAPABILITIES = list(RULES)
+CAPABILITIES = [name for name in RULES if name not in CODE_RULES]
 
 
 def label(trajectories):
