@@ -16,7 +16,7 @@ import pytest
 from model import CausalLM, Config, save_pretrained
 from model.parameters import parameter_specs
 from rl.chat import Chat
-from tests.trace_jax.serve.qwen import save_tokenizer
+from tests.trace_jax.serve.qwen import write_checkpoint
 from trace_jax.workdir import Workdir
 
 pytestmark = pytest.mark.slow
@@ -32,8 +32,7 @@ except importlib.metadata.PackageNotFoundError:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A random Qwen3 that ends a turn after some twenty tokens of nonsense."""
-    folder = tmp_path_factory.mktemp("model")
-    save_tokenizer(folder)
+    folder = write_checkpoint(tmp_path_factory.mktemp("model") / "qwen")
     config = Config(151_936, 32, 48, 2, 2, 1, head_dim=16, max_position_embeddings=16_384)
     keys = iter(jax.random.split(jax.random.key(0), 32))
     parameters = {
