@@ -1,14 +1,16 @@
 """Qwen3.6-27B with an adapter of rank 32 on every linear layer: TRACE's model and sizes for SWE-bench Verified.
 
 Command:   trace-jax preflight --config=swebench_qwen3_6_27b
-           trace-jax run --config=swebench_qwen3_6_27b --config.model.path=WEIGHTS --config.target.package=PACKAGE --workdir=DIR
+           trace-jax run --config=swebench_qwen3_6_27b --config.model.path=WEIGHTS --config.benchmark.data=VERIFIED --workdir=DIR
 Hardware:  v5p:2x2x4 (v5p-32: four hosts of four chips, 95.7 GiB each)
 Time:      not run on a TPU; 9.78 s at best for a micro-batch of 131,072 tokens, 15 ms for a token in each lane
-Expected:  preflight says that all four programs fit. No result is claimed
+Expected:  preflight says that all four programs fit. Published, Pass@1: base 68.0 %, GEPA 69.6, SWE-RL 70.4, TRACE 73.2. No result of ours
+           is claimed
 
-What works with this config now: `params` and `preflight` as it stands, with the model's config.json alone; and, once WEIGHTS holds the
-downloaded model, the four steps on an environment PACKAGE of your own (without it the target is the built-in desk). SWE-bench's own
-environments and mini-swe-agent come with a later release.
+WEIGHTS is the downloaded model, VERIFIED the dataset in the form of swebench 5 (with eval scripts), as parquet, .json or .jsonl; `pip
+install trace-jax[swebench]` brings mini-swe-agent and the grader. `params` and `preflight` need none of them. Commands run in the instances' docker
+images on every host. By repository 363 instances are for training and 137 held out (`trace_jax/benchmarks/swebench/splits.json`); 64 of
+the former are mined. An episode has 150 turns at most; the protocol's temperature is 0.7, with thinking.
 
 Preflight with jax 0.12.0.1 and libtpu 0.0.50.1 at JAX_OPTIMIZATION_LEVEL=O0; per device, of 95.73 GiB:
 
@@ -28,7 +30,17 @@ projections give back, each by itself and in float32.
 Elsewhere: of h200:8 three of the four programs were compiled, without figures; no other topology was tried.
 """
 
-from trace_jax.config import Config, MeshSection, ModelSection, RolloutSection, TrainSection
+from trace_jax.config import (
+    BenchmarkSection,
+    Config,
+    DiagnosisSection,
+    EvaluationSection,
+    MeshSection,
+    ModelSection,
+    RolloutSection,
+    TargetSection,
+    TrainSection,
+)
 
 
 def get_config() -> Config:
@@ -36,7 +48,10 @@ def get_config() -> Config:
         name="swebench_qwen3_6_27b",
         model=ModelSection(path="configs/architectures/Qwen3.6-27B", dtype="bfloat16"),
         mesh=MeshSection(tensor=4, topology="v5p:2x2x4"),  # data: one copy a host
-        rollout=RolloutSection(lanes=32, context=32768, max_tokens=4096, max_turns=150, temperature=1.0),
+        target=TargetSection(train_tasks=64, heldout_tasks=137),
+        benchmark=BenchmarkSection(name="swebench", environment="docker", max_steps=150, timeout=2400.0),
+        diagnosis=DiagnosisSection(trials=4),
+        rollout=RolloutSection(lanes=32, context=32768, max_tokens=4096, temperature=1.0, workers=8, reproducible=False),
         train=TrainSection(
             rank=32,
             alpha=32.0,  # scale 1
@@ -49,4 +64,5 @@ def get_config() -> Config:
             micro_rows=4,  # one a host
             remat=True,
         ),
+        evaluation=EvaluationSection(tasks=137, trials=1, temperature=0.7),
     )

@@ -19,6 +19,7 @@ A scenario ends after 30 messages and is short: 16,384 tokens hold the schemas o
 """
 
 from trace_jax.config import (
+    BenchmarkSection,
     Config,
     DiagnosisSection,
     EvaluationSection,
@@ -36,8 +37,9 @@ def get_config() -> Config:
         model=ModelSection(path="configs/architectures/Qwen3-30B-A3B", dtype="bfloat16"),
         mesh=MeshSection(expert=4, topology="v5p:2x2x4"),  # data: one copy a host
         target=TargetSection(train_tasks=79, heldout_tasks=50),  # all there are
+        benchmark=BenchmarkSection(name="toolsandbox", max_steps=30),
         diagnosis=DiagnosisSection(success=0.9),
-        rollout=RolloutSection(lanes=32, context=16384, max_tokens=2048, temperature=1.0),
+        rollout=RolloutSection(lanes=32, context=16384, max_tokens=2048, temperature=1.0, workers=8, reproducible=False),
         train=TrainSection(
             rank=32,
             alpha=32.0,  # scale 1

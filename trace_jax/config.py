@@ -403,7 +403,6 @@ class Config:
         yield e.tasks <= self.target.heldout_tasks, "evaluation.tasks", f"is more than target.heldout_tasks = {self.target.heldout_tasks}"
         yield bool(e.policies), "evaluation.policies", "names no policy"
         b = self.benchmark
-        yield b.name != "swebench" or bool(b.data), "benchmark.data", "is empty; benchmark.name=swebench needs a dataset's file or folder"
         yield b.name != "tau2" or 0 < len(set(b.domains)) == len(b.domains), "benchmark.domains", "names no domain, or one twice"
         asked = bool(b.name) and b.name != "swebench"
         yield not asked or b.user == "base" or bool(b.user_model), "benchmark.user_model", "is empty; benchmark.user=endpoint needs one"

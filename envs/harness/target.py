@@ -73,6 +73,7 @@ class Target(abc.ABC):
     """
 
     target: str = ""
+    capability: str = ""  # none, unlike a package that is made for one
     grader: str = ""
     speaks_user: bool = False
     farewell: str = "###STOP###"  # what a scripted user says to end the conversation

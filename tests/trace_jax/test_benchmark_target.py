@@ -111,7 +111,6 @@ def test_a_benchmark_that_is_not_installed_is_bad_input(tmp_path, checkpoint):
         (BenchmarkSection(name="tau2", domains=()), "benchmark.domains"),
         (BenchmarkSection(name="tau2", domains=("mock", "mock")), "benchmark.domains"),
         (BenchmarkSection(name="tau2", user="endpoint"), "benchmark.user_model"),
-        (BenchmarkSection(name="swebench"), "benchmark.data"),
         (BenchmarkSection(name="tau2"), "benchmark.user"),
     ],
 )

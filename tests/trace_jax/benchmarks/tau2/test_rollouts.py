@@ -9,13 +9,8 @@ import sys
 import textwrap
 import time
 
-import jax
-import numpy as np
 import pytest
 
-from model import CausalLM, Config, save_pretrained
-from model.parameters import parameter_specs
-from rl.chat import Chat
 from tests.trace_jax.serve.qwen import write_checkpoint
 from trace_jax.workdir import Workdir
 
@@ -31,18 +26,7 @@ except importlib.metadata.PackageNotFoundError:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A random Qwen3 that ends a turn after some twenty tokens of nonsense."""
-    folder = write_checkpoint(tmp_path_factory.mktemp("model") / "qwen")
-    config = Config(151_936, 32, 48, 2, 2, 1, head_dim=16, max_position_embeddings=16_384)
-    keys = iter(jax.random.split(jax.random.key(0), 32))
-    parameters = {
-        name: np.ones(spec.shape) if "norm" in name else 0.1 * np.array(jax.random.normal(next(keys), spec.shape))
-        for name, spec in parameter_specs(config).items()
-    }
-    parameters["embed"][:, 0] = 1.0
-    parameters["head"][0, Chat(folder).end] = np.log(151_936 / 20) / 3.2
-    save_pretrained(CausalLM(config, parameters={name: jax.numpy.asarray(x, jax.numpy.float32) for name, x in parameters.items()}), folder)
-    return folder
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "qwen")
 
 
 def rollout(folder: pathlib.Path, checkpoint: pathlib.Path, domain: str, tasks: int) -> list:
