@@ -31,6 +31,7 @@ class Task:
       group: rollouts that share it are normalised against each other.
       trial: makes the trajectory's id, `task_id#trial`.
       hint: guidance shown to the agent while it samples; its token span is recorded, training cuts it out.
+      instructions: more text behind the package's system prompt, a part of it like the rest.
       policy: samples this task, instead of the policy of the whole batch.
     """
 
@@ -43,6 +44,7 @@ class Task:
     trial: int
     knobs: dict[str, Any] | None = None
     hint: str | None = None
+    instructions: str = ""
     policy: str | None = None
 
     @property
@@ -179,9 +181,10 @@ def _converse(
 ) -> Generator[Act | Request, Answer, StopReason]:
     """The conversation, written into `record` as it goes; returns why it ended."""
     start = yield Act("reset")
-    record.messages += [{"role": "system", "content": start.system}] if start.system else []
+    system = "\n\n".join(text for text in (start.system, task.instructions) if text)
+    record.messages += [{"role": "system", "content": system}] if system else []
     record.messages += start.messages
-    prompt, record.hint_span = chat.start_with_hint(start.system, start.messages, tools, task.hint)
+    prompt, record.hint_span = chat.start_with_hint(system, start.messages, tools, task.hint)
     record.observe(prompt)
     max_turns = min(task.package.max_turns, sampling.max_turns or task.package.max_turns)
     for turn in range(max_turns):
