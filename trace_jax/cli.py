@@ -134,6 +134,11 @@ COMMANDS = {
         help="success with intervals of policies on the held-out split, side by side",
         flags=("workdir!", "policy!", *_TOGETHER),
     ),
+    "compare": Command(
+        module="trace_jax.compare",
+        help="baselines side by side: table, score against rollouts, score against number of capabilities",
+        flags=("workdir!", *_TOGETHER),
+    ),
     "preflight": Command(
         module="trace_jax.preflight.command",
         help="compiles the run's steps for accelerators that are not there: memory per device, operations, what limits a step",
