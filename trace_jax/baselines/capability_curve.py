@@ -33,6 +33,9 @@ def compose_first(runtime: Runtime, count: int) -> dict[str, Any]:
     if workdir.exists(file):
         runtime.progress.advance(plan_of(runtime, count), earlier=True)
         return workdir.read_json(file)
+    if not any(t.success for c in chosen for t in workdir.read_shards(f"adapter:{c}", f"gate-{c}")):
+        found = evaluate(runtime, "base", None)  # adapters that solve nothing cannot be composed
+        return _point(chosen, found, spent_on(workdir, lambda folder, split: _making(chosen, folder, split)))
     measured = [(folder, f"{kind}-{c}") for folder in _slots(chosen) for kind in ("gate", "selection") for c in chosen]
     shared = [f"rollouts/{folder}/{split}" for folder, split in measured]
     inner = workdir.within(f"capabilities/{count}", ["diagnosis", "environments", "adapters", *shared])
