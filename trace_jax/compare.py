@@ -95,8 +95,7 @@ def _stages(runtime: Runtime, budget: float, capabilities: int) -> dict[str, flo
     evolving = min(settings.gepa_rollouts or settings.rollouts or budget, budget) if "gepa" in settings.policies else 0
     stages = {"baseline": len(trained) * (budget + 6 * heldout) + evolving + 2 * heldout}
     if settings.capabilities:
-        each = (settings.capability_rollouts or evolving) if evolving else 0
-        stages["capabilities"] = sum(capability_curve.plan_of(runtime, k) + each + heldout for k in range(1, capabilities + 1))
+        stages["capabilities"] = sum(capability_curve.plan_of(runtime, k) + evolving + heldout for k in range(1, capabilities + 1))
     return stages
 
 
@@ -166,12 +165,12 @@ def _costs(runtime: Runtime, name: str, policy: str) -> Callable[[str, str], boo
 
 def _against_capabilities(runtime: Runtime, found: Mapping[str, Mapping[str, Any]], budget: int) -> dict[str, Any]:
     """{"composed" | "gepa": points for 0, 1, ... capabilities}."""
-    settings, counts = runtime.config.baselines, range(1, len(runtime.usable()) + 1)
+    counts = range(1, len(runtime.usable()) + 1)
     base = found["base"]["overall"]
     start = {"capabilities": [], "rate": base["rate"], "interval": base["interval"], "rollouts": 0}
     points = {"composed": [start, *(capability_curve.compose_first(runtime, count) for count in counts)]}
     if "gepa" in found:
-        each, plain = settings.capability_rollouts or settings.gepa_rollouts or budget, found["gepa"]
+        each, plain = runtime.config.baselines.gepa_rollouts or budget, found["gepa"]
         start = {"capabilities": [], **{key: plain["overall"][key] for key in ("rate", "interval")}, "rollouts": plain["training_rollouts"]}
         points["gepa"] = [start, *(capability_curve.prompt_first(runtime, count, each) for count in counts)]
     return points

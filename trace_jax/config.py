@@ -320,15 +320,12 @@ class BaselineSection:
     single_budget: bool = field(
         False, "train the best single adapter on until it has had as many rollouts; no: as step 3 left it", changes=True
     )
-    gepa_rollouts: int | None = field(None, "rollouts of prompt evolution; none: as many as the others'", "[1, inf)", changes=True)
+    gepa_rollouts: int | None = field(None, "rollouts of a prompt evolution; none: as many as the others'", "[1, inf)", changes=True)
     gepa_minibatch: int = field(8, "train tasks that a new prompt is made from, and tried on first", "[1, inf)", changes=True)
     gepa_validation: int = field(20, "other train tasks, at most half of them, on which prompts are ranked", "[1, inf)", changes=True)
     gepa_tokens: int | None = field(None, "longest evolved instructions; none: a quarter of rollout.context", "[1, inf)", changes=True)
     capabilities: bool = field(
         True, "trace-jax compare also composes, and evolves prompts, with the first 1, 2, ... capabilities", changes=True
-    )
-    capability_rollouts: int | None = field(
-        None, "rollouts of each of these evolutions; none: as many as of the first", "[1, inf)", changes=True
     )
 
 
