@@ -17,7 +17,6 @@ and a worker hosts episodes of one package only: code that forges replies forges
 from __future__ import annotations
 
 import collections
-import contextlib
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ from typing import Any
 from envs.base import EnvironmentFault, Reply, SandboxError, Score, Start
 from envs.package import Package
 from envs.sandbox.launch import Launcher, Options
-from envs.sandbox.plan import Item, Message, encode, stages
+from envs.sandbox.plan import Item, Message, compose, encode, stages
 from envs.sandbox.process import ATTEMPTS, Death, Process, exchange, greet
 from envs.sandbox.programs import Program, Runner, parse_programs
 from envs.sandbox.replies import MAX_REPLY_BYTES, MalformedMessage, check_json, parse_function, parse_message, parse_value, refuse
@@ -276,11 +275,13 @@ class Pool:
             slot = item.episode.worker if item.episode else item.position % self.workers
             by_place[slot, item.package.digest].append(item)
         slots = sorted({slot for slot, _ in by_place})
-        with contextlib.ExitStack() as stack:
+        held = []
+        try:
             for slot in slots:  # in one order, so that two batches never wait for each other
-                stack.enter_context(self._locks[slot])
+                self._locks[slot].acquire()
+                held.append(self._locks[slot])
             messages = [
-                self._compose(process, [item for item in group if not self._refused(item, answers)])
+                compose(process, [item for item in group if not self._refused(item, answers)])
                 for process, group in zip(self._greeted(by_place), by_place.values(), strict=True)
             ]
             deaths = self._send(messages, answers)
@@ -291,6 +292,9 @@ class Pool:
             for slot in slots:
                 for digest in list(self._processes[slot])[:-KEPT]:  # whose episodes are played again when they go on
                     self._processes[slot].pop(digest).kill()
+        finally:
+            for lock in held:
+                lock.release()
 
     def _alone(self, place: _Place, item: Item, answers: list[Any]) -> None:
         """One request in messages of its own, twice at most."""
@@ -298,7 +302,7 @@ class Pool:
             if self._refused(item, answers):
                 return
             (process,) = self._greeted([place])
-            (death,) = self._send([self._compose(process, [item])], answers)
+            (death,) = self._send([compose(process, [item])], answers)
             if death is None:
                 return
         self._kills[item.package.digest] += 1
@@ -316,30 +320,13 @@ class Pool:
             return True
         return False
 
-    @staticmethod
-    def _compose(process: Process, items: list[Item]) -> Message:
-        """All that must be asked to get these requests answered: episodes that live elsewhere are played again first."""
-        freed = list(process.freed)
-        message = Message(process, [], {}, process.hosted.difference(freed), freed)
-        for item in items:
-            digest, episode = item.package.digest, item.episode
-            if digest not in process.packages:
-                message.packages[digest] = item.package.source
-            if item.op == "reset":
-                item = item._replace(arguments=(digest, episode.seed, episode.knobs))
-            elif episode is not None and episode.key not in message.hosted:
-                message.plan.extend(Item(None, item.package, episode, *entry) for entry in episode._log)
-            if episode is not None:
-                message.hosted.add(episode.key)
-            message.plan.append(item)
-        return message
-
     def _send(self, messages: list[Message], answers: list[Any]) -> list[Death | None]:
         """Exchanges the messages; the answers are in place, or the death of the worker is returned."""
         ready = [(m.process, m.payload, len(m.plan) * (MAX_REPLY_BYTES + 1) + 2) for m in messages]
-        for process, plan, packages, hosted, freed in messages:
+        for process, plan, packages, arriving, freed in messages:
             process.packages |= packages.keys()
-            process.hosted = hosted
+            process.hosted.difference_update(freed)
+            process.hosted |= arriving
             process.opened += sum(item.op == "reset" for item in plan)
             for _ in freed:
                 process.freed.popleft()
@@ -422,18 +409,16 @@ class Pool:
             processes = [self._ready(*place) for place in places]
             deaths = greet([process for process in processes if process.layers is None])
             if not deaths:
-                break
-        else:
-            raise SandboxError(f"a worker does not start: {deaths[0]}")
-        return processes
+                return processes
+        raise SandboxError(f"a worker does not start: {deaths[0]}")
 
     def _ready(self, slot: int, digest: str) -> Process:
-        """The process of a slot for a package; a new one where the old is dead or has served its time."""
+        """The process of a slot for a package; a new one where the old was given up or has served its time."""
         if self._closed:
             raise ValueError("the pool is closed")
         processes = self._processes[slot]
         process = processes.pop(digest, None) or processes.pop("", None)
-        if process is not None and not (process.alive and process.opened < self.recycle):
+        if process is not None and (process.closed or process.opened >= self.recycle):
             process.kill()
             self.restarts += 1
             process = None

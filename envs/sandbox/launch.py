@@ -114,12 +114,6 @@ class Forked:
             zygote.ask(["wait", pid])
             raise
 
-    def poll(self) -> int | None:
-        """The return code, None while it runs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0)
-        return self.returncode
-
     def wait(self, timeout: float | None = None) -> int:
         """The return code. Raises subprocess.TimeoutExpired."""
         with self._lock:

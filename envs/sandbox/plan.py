@@ -12,7 +12,7 @@ from envs.sandbox.process import Process
 if TYPE_CHECKING:
     from envs.sandbox.host import Episode
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)  # what is circular nests too deeply
 
 
 class Item(NamedTuple):
@@ -38,18 +38,41 @@ class Item(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What one worker is asked in one go, and what it will hold afterwards."""
+    """What one worker is asked in one go, and what it is told on the way.
+
+    Attributes:
+      packages: sources that it has not seen, by digest.
+      arriving: keys of the episodes that it hosts from now on; it may host them already.
+      freed: keys that it forgets.
+    """
 
     process: Process
     plan: list[Item]
     packages: dict[str, str]
-    hosted: set[int]
+    arriving: set[int]
     freed: list[int]
 
     @property
     def payload(self) -> bytes:
         """As `encode`."""
         return encode({"packages": self.packages, "free": self.freed, "requests": [item.wire for item in self.plan]})
+
+
+def compose(process: Process, items: list[Item]) -> Message:
+    """All that must be asked of a process to get these requests answered: episodes that live elsewhere are played again first."""
+    message = Message(process, [], {}, set(), list(process.freed))
+    for item in items:
+        digest, episode = item.package.digest, item.episode
+        if digest not in process.packages:
+            message.packages[digest] = item.package.source
+        if item.op == "reset":
+            item = item._replace(arguments=(digest, episode.seed, episode.knobs))
+        elif episode is not None and episode.key not in process.hosted and episode.key not in message.arriving:
+            message.plan.extend(Item(None, item.package, episode, *entry) for entry in episode._log)
+        if episode is not None:
+            message.arriving.add(episode.key)
+        message.plan.append(item)
+    return message
 
 
 def encode(requests: Any) -> bytes:

@@ -74,10 +74,6 @@ class Process:
         self.required = options.required
         self.layers: dict[str, str | None] | None = None
 
-    @property
-    def alive(self) -> bool:
-        return self.child.poll() is None
-
     def drain(self) -> bool:
         """Keeps the end of what waits on stderr; False when there will be no more."""
         while chunk := _receive(self.stderr_end):
@@ -165,10 +161,13 @@ def exchange(messages: list[tuple[Process, bytes | None, int]], deadline_s: floa
     exchanges = [_Exchange(*message) for message in messages]
     waiting = select.poll()
     advances: dict[int, tuple[_Exchange, Callable[[], bool]]] = {}
-    for one in exchanges:
-        sending = ((one.process.write_end, select.POLLOUT, one.write),) if one.write() else ()
+    left = 0
+    for one, sending in [(one, one.write()) for one in exchanges]:  # all have their message before anybody's reply is looked for
+        if not sending and not one.read():  # a quick one has answered by now
+            continue
+        left += 1
         for descriptor, event, advance in (
-            *sending,
+            *(((one.process.write_end, select.POLLOUT, one.write),) if sending else ()),
             (one.process.read_end, select.POLLIN, one.read),
             (one.process.stderr_end, select.POLLIN, one.process.drain),
         ):
@@ -179,7 +178,6 @@ def exchange(messages: list[tuple[Process, bytes | None, int]], deadline_s: floa
         if advances.pop(descriptor, None):
             waiting.unregister(descriptor)
 
-    left = len(exchanges)
     while left and (remaining := end - time.monotonic()) > 0:
         for descriptor, _ in waiting.poll(remaining * 1000):
             if descriptor not in advances:

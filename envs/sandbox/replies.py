@@ -29,10 +29,11 @@ def parse_message(payload: bytes, count: int) -> list[tuple[str | None, Any]]:
       MalformedMessage: not JSON, not `count` pairs, or a number that is not finite.
     """
     try:
-        replies = _DECODER.decode(payload.decode())
+        text = payload.decode()
+        replies, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"the worker's message is not JSON: {error}") from None
-    if not isinstance(replies, list) or len(replies) != count:
+    if end != len(text) or not isinstance(replies, list) or len(replies) != count:
         raise MalformedMessage(f"the worker's message does not hold the {count} replies that were asked for")
     for reply in replies:
         if not (isinstance(reply, list) and len(reply) == 2 and (reply[0] is None or (isinstance(reply[0], str) and reply[1] is None))):

@@ -69,6 +69,7 @@ class Worker:
         self.sources = {}
         self.modules = {}
         self.episodes = {}
+        self.decode = json.JSONDecoder().raw_decode  # what the host sends begins and ends without spaces
         self.encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
     def module(self, digest):
@@ -126,7 +127,7 @@ class Worker:
     def serve(self, requests, replies):
         """Messages until the host closes the pipe."""
         while header := requests.read(HEADER.size):
-            message = json.loads(requests.read(HEADER.unpack(header)[0]))
+            message, _ = self.decode(requests.read(HEADER.unpack(header)[0]).decode())
             self.sources.update(message["packages"])
             for key in message["free"]:
                 self.episodes.pop(key, None)

@@ -144,8 +144,9 @@ def test_a_number_that_only_reads_as_infinite_is_a_fault(make_package):
             episode.score()
 
 
-def test_a_worker_that_stops_speaking_json_is_replaced_and_the_request_repeated(make_package):
-    package = forger(make_package, "NaN")
+@pytest.mark.parametrize("reply", ["NaN", "0]] [[null,0"])
+def test_a_worker_that_stops_speaking_json_is_replaced_and_the_request_repeated(reply, make_package):
+    package = forger(make_package, reply)
     with Pool(1) as pool:
         episode = pool.open(package, 0)
         first = pool.batch([(episode, "reset", ()), (episode, "score", ())])[1]
@@ -208,13 +209,14 @@ def test_dropped_handles_free_their_instances(make_package):
 
 def test_a_worker_that_died_between_batches_is_replaced_without_blame(make_package):
     package = make_package()
-    with Pool(1) as pool:
-        episode = pool.open(package, 0)
-        episode.reset()
+    with Pool(1, quarantine=1) as pool:
+        episodes = [pool.open(package, seed) for seed in range(3)]
+        pool.batch([(episode, "reset", ()) for episode in episodes])
+        first = pool.batch([(episode, *ACT) for episode in episodes])
         process = pool._processes[0][package.digest].child
         process.kill()
         process.wait()
-        assert isinstance(episode.call("list_codes", {}), Reply) and pool.restarts == 1
+        assert pool.batch([(episode, *ACT) for episode in episodes]) == first and pool.restarts == 1
 
 
 def test_an_interrupted_batch_leaves_no_reply_behind(make_package):
