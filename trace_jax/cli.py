@@ -56,6 +56,7 @@ class Arguments:
     argument: str | None = None
     results: tuple[str, ...] = ()
     against: str | None = None
+    intersect: bool = False
     policy: tuple[str, ...] = ()
     split: str | None = None
     capability: str | None = None
@@ -131,8 +132,9 @@ COMMANDS = {
     ),
     "evaluate": Command(
         module="trace_jax.evaluate",
-        help="success with intervals of policies on the held-out split, side by side",
-        flags=("workdir!", "policy!", *_TOGETHER),
+        help="success with intervals of policies on the held-out split, side by side and paired; or of other tools' result files",
+        flags=("workdir", "policy", "results", "intersect", *_TOGETHER),
+        config=False,
     ),
     "compare": Command(
         module="trace_jax.compare",
@@ -180,6 +182,7 @@ FLAGS = {
     "workdir": (flags.DEFINE_string, None, "folder that the run lives in"),
     "results": (flags.DEFINE_list, [], "result files of one domain each, with commas between"),
     "against": (flags.DEFINE_string, None, "workdir of another diagnosis of the same trajectories, to compare the labels with"),
+    "intersect": (flags.DEFINE_bool, False, "compare result files on the tasks that they share, instead of refusing others"),
     "policy": (flags.DEFINE_list, [], "base, adapter:CAPABILITY, uniform, router or composed; with commas between"),
     "split": (flags.DEFINE_enum, None, ["train", "heldout"], "which tasks of the target"),
     "capability": (flags.DEFINE_string, None, "this one only; left out, all that were retained"),

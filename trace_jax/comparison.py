@@ -68,12 +68,15 @@ class Comparison:
         )
 
 
-def compare_paired(a: Tasks, b: Tasks, *, names: tuple[str, str] = ("a", "b"), intersect: bool = False) -> Comparison:
+def compare_paired(
+    a: Tasks, b: Tasks, *, names: tuple[str, str] = ("a", "b"), intersect: bool = False, fix: str = "evaluate both on the same tasks"
+) -> Comparison:
     """What changes from a to b on the tasks that both have.
 
     Args:
       names: of the two, for the message.
       intersect: leave out tasks that only one has, instead of refusing. A task without a trial counts as one that is not there.
+      fix: ends the message.
 
     Raises:
       InputError: no task in common, or tasks that only one has.
@@ -86,7 +89,7 @@ def compare_paired(a: Tasks, b: Tasks, *, names: tuple[str, str] = ("a", "b"), i
             for name, mine, other in ((names[0], a, b), (names[1], b, a))
             if mine.keys() - other.keys()
         )
-        raise InputError(f"{names[0]} and {names[1]} were not evaluated on the same tasks: {only}; evaluate both on the same tasks")
+        raise InputError(f"{names[0]} and {names[1]} were not evaluated on the same tasks: {only}; {fix}")
     if not shared:
         raise InputError(f"{names[0]} and {names[1]} have no task in common that was scored; evaluate both on the same tasks")
     counts = np.array([[(x[t]["successes"], x[t]["trials"]) for t in shared] for x in (a, b)])  # [2, N, 2]

@@ -1,14 +1,17 @@
-"""Success of policies on the target's held-out split, side by side, with intervals.
+"""Success of policies on the target's held-out split, side by side, with intervals, paired with the base, above the floor.
 
-The held-out tasks are used here alone: nothing is mined, trained, selected or calibrated on them. All policies face the same tasks at the
-same temperature, fixed in the config. A task that infrastructure failed is left out and counted.
+The held-out tasks are used here alone: nothing is mined, trained, selected or calibrated on them; what says otherwise in the workdir is
+shown in red (`trace_jax.hygiene`). All policies face the same tasks at the same temperature, fixed in the config. A rollout that
+infrastructure failed is left out and counted, and beside that counted as a failure.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
 
 from envs.probes import play, say
 from model import load_gate
@@ -16,27 +19,40 @@ from rl.rollout import Task
 from rl.task_router import TaskRouter
 from rl.trajectory import Trajectory, encode_shard
 from trace_jax.cli import Arguments
-from trace_jax.outcomes import pass_hat, rate_line, success_rate
+from trace_jax.comparison import Comparison, compare_paired, some
+from trace_jax.errors import InputError
+from trace_jax.evaluate_results import print_results
+from trace_jax.hygiene import find_leaks, task_key, told, used_tasks
+from trace_jax.outcomes import above_floor, count_tasks, free_tasks, overall_success, rate_line
 from trace_jax.policies import Mixture, find_policy, load_mixture, read_routing, routed_tasks, trained_mixture, with_slots
+from trace_jax.provenance import provenance, refuse_other_tasks
 from trace_jax.runtime import HELDOUT_TASKS, Runtime, open_runtime
 from trace_jax.workdir import policy_name
 
+PAIRED = "evaluation/paired.json"
 
-def summarise(policy: str, split: str, trajectories: Sequence[Trajectory], temperature: float | None) -> dict[str, Any]:
-    """The content of `evaluation/<policy>.json`; no temperature for a policy that samples nothing."""
-    tasks: dict[str, dict[str, int]] = defaultdict(lambda: {"trials": 0, "successes": 0})
+
+def summarise(
+    policy: str, split: str, trajectories: Sequence[Trajectory], temperature: float | None, tasks: Sequence[Task] = ()
+) -> dict[str, Any]:
+    """The content of `evaluation/<policy>.json`; no temperature for a policy that samples nothing.
+
+    Args:
+      tasks: what was played, for the record of grader and definitions.
+    """
+    errors: dict[str, int] = {}
     for t in trajectories:
-        if t.error is None:
-            tasks[t.task_id]["trials"] += 1
-            tasks[t.task_id]["successes"] += int(t.success)
-    overall = success_rate(trajectories) | {"pass_hat": pass_hat([(c["trials"], c["successes"]) for c in tasks.values()])}
+        if t.error is not None:
+            errors[t.task_id] = errors.get(t.task_id, 0) + 1
     return {
         "policy": policy,
         "split": split,
         "temperature": temperature,
         "rollouts": len(trajectories),
-        "tasks": dict(tasks),
-        "overall": overall,
+        "tasks": count_tasks(trajectories),
+        "overall": overall_success(trajectories),
+        "errors": errors,
+        **({"provenance": provenance(tasks)} if tasks else {}),
     }
 
 
@@ -57,10 +73,10 @@ def evaluate(runtime: Runtime, name: str, mixture: Mixture | None) -> dict[str, 
       InputError: no such policy in this workdir, or the step that makes it has not run.
     """
     path = f"evaluation/{policy_name(name)}.json"
-    tasks = heldout_tasks(runtime)
+    tasks = played = heldout_tasks(runtime)
     if runtime.workdir.exists(path):
         runtime.progress.advance(len(tasks), earlier=True)
-        return runtime.workdir.read_json(path)
+        return _read_again(runtime, path, name, tasks)
     if name == "router" and mixture is not None:
         read_routing(runtime, mixture.slots)
         router = TaskRouter.from_json(runtime.workdir.read_json("gate/router.json"))
@@ -69,16 +85,30 @@ def evaluate(runtime: Runtime, name: str, mixture: Mixture | None) -> dict[str, 
         policy = find_policy(runtime, name, mixture)
     temperature = runtime.config.evaluation.temperature
     found = runtime.roll_out(policy, name, "heldout", 0, tasks, temperature)
-    result = summarise(name, "heldout", found, temperature)
+    result = summarise(name, "heldout", found, temperature, played)
     runtime.workdir.write_json(path, result)
     return result
+
+
+def _read_again(runtime: Runtime, path: str, name: str, tasks: Sequence[Task]) -> dict[str, Any]:
+    """What an earlier run found, if it was on the tasks as they are now."""
+    found = runtime.workdir.read_json(path)
+    refuse_other_tasks(found, {"provenance": provenance(tasks)}, (f"{runtime.workdir.root / path}", "the target as it is now"), _fix(name))
+    return found
+
+
+def _fix(name: str) -> str:
+    return (
+        f"remove evaluation/{policy_name(name)}.json and rollouts/{policy_name(name)}/heldout, and run trace-jax evaluate --policy={name}"
+    )
 
 
 def do_nothing(runtime: Runtime) -> dict[str, Any]:
     """The floor: an agent that makes no call and says that all is done."""
     config, package = runtime.config, runtime.target
+    tasks = runtime.tasks(package, "heldout", HELDOUT_TASKS, config.evaluation.tasks, 1)
     if runtime.workdir.exists("evaluation/do_nothing.json"):
-        return runtime.workdir.read_json("evaluation/do_nothing.json")
+        return _read_again(runtime, "evaluation/do_nothing.json", "do_nothing", tasks)
     seeds = range(HELDOUT_TASKS, HELDOUT_TASKS + config.evaluation.tasks)
     found = [
         Trajectory(
@@ -91,7 +121,7 @@ def do_nothing(runtime: Runtime) -> dict[str, Any]:
         )
         for one in play(runtime.pool, package, seeds, say("all done."), knobs=config.target.knobs, turns=1)
     ]
-    result = summarise("do_nothing", "heldout", found, None)
+    result = summarise("do_nothing", "heldout", found, None, tasks)
     runtime.workdir.write_json("evaluation/do_nothing.json", result)
     return result
 
@@ -104,9 +134,51 @@ def evaluate_all(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, dic
         names += [f"adapter:{c}" for c in capabilities] if name == "adapters" else [name]
     results = {name: evaluate(runtime, name, mixture) for name in names}
     results["do_nothing"] = do_nothing(runtime)
+    note_leaks(runtime, results)
+    pair(runtime, results)
     if "composed" in names:
         write_examples(runtime, mixture)
     return results
+
+
+def note_leaks(runtime: Runtime, results: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """What mining, training or selection saw of the evaluated tasks; written as `leak` into the policies' files."""
+    leaks = find_leaks(used_tasks(runtime.workdir), {task_key(t.package.name, t.task_id) for t in heldout_tasks(runtime)})
+    for name, found in results.items():
+        if name != "do_nothing" and found.get("leak", []) != leaks:
+            found["leak"] = leaks
+            runtime.workdir.write_json(f"evaluation/{policy_name(name)}.json", found)
+    return leaks
+
+
+def pair(runtime: Runtime, results: Mapping[str, dict[str, Any]]) -> dict[str, Comparison]:
+    """Each policy beside the base, or where that was not evaluated beside the first; goes to `evaluation/paired.json`.
+
+    Raises:
+      InputError: two were evaluated on other tasks, or graded otherwise.
+    """
+    workdir = runtime.workdir
+    first = "base" if "base" in results or workdir.exists("evaluation/base.json") else next(iter(results))
+    to = results.get(first) or workdir.read_json(f"evaluation/{first}.json")
+    found = {name: compare_evaluations(to, result) for name, result in results.items() if name not in (first, "do_nothing")}
+    if found:
+        workdir.write_json(PAIRED, {"to": first, "policies": {name: comparison.to_json() for name, comparison in found.items()}})
+    return found
+
+
+def compare_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
+    """`compare_paired` of two contents of `evaluation/<policy>.json`.
+
+    A task all of whose trials infrastructure failed for one policy is left out for both.
+
+    Raises:
+      InputError: other tasks, another split, grader or definition of a task.
+    """
+    names = (a["policy"], b["policy"])
+    refuse_other_tasks(a, b, names, _fix(names[0]))
+    failed = {task for x in (a, b) for task in x.get("errors", {}) if task not in x["tasks"]}
+    left = ({task: counts for task, counts in x["tasks"].items() if task not in failed} for x in (a, b))
+    return compare_paired(*left, names=names)
 
 
 def write_examples(runtime: Runtime, mixture: Mixture) -> None:
@@ -122,10 +194,45 @@ def write_examples(runtime: Runtime, mixture: Mixture) -> None:
     workdir.write_json("gate/pieces.json", [runtime.chat.decode([token]) for token in range(runtime.model.config.vocab_size)])
 
 
+def print_floor(floor: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> None:
+    """The floor; where it is not zero, the tasks that it solves, and every policy's success on the others."""
+    print(rate_line("do_nothing", floor["overall"]))
+    free = free_tasks(floor["tasks"])
+    if free:
+        print(f"doing nothing solves {len(free)} of {len(floor['tasks'])} tasks: {some(free, 20)}; on the others:")
+        for name, found in results.items():
+            print(rate_line(f"  {name}", above_floor(found["tasks"], free)))
+
+
+def print_leaks(leaks: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """One line in red for each."""
+    for leak in leaks:
+        console.print(f"[bold red]LEAK: {escape(told(leak))}; these are no unseen tasks[/]", soft_wrap=True, highlight=False)
+
+
 def main(arguments: Arguments) -> None:
-    """`trace-jax evaluate --policy=P,...`."""
+    """`trace-jax evaluate --policy=P,...`, or `--results=FILE,...` for what other tools have evaluated.
+
+    Raises:
+      InputError: neither of the two, or both.
+    """
+    if arguments.results:
+        if arguments.policy or arguments.workdir:
+            raise InputError("trace-jax evaluate: --results compares files, without --workdir and --policy; leave out one or the other")
+        print_results(arguments.results, Console(), intersect=arguments.intersect)
+        return
+    if not arguments.policy or arguments.workdir is None:
+        raise InputError("trace-jax evaluate: give --workdir=DIR --policy=P,... or --results=FILE,...")
     config = arguments.config.evaluation
     with open_runtime(arguments, "evaluate", len(arguments.policy) * config.tasks * config.trials) as runtime:
         mixture = trained_mixture(runtime)
+        results = {}
         for name in arguments.policy:
-            print(rate_line(name, evaluate(runtime, name, mixture)["overall"]))
+            results[name] = evaluate(runtime, name, mixture)
+            print(rate_line(name, results[name]["overall"]))
+        floor = do_nothing(runtime)
+        leaks, paired = note_leaks(runtime, results), pair(runtime, results)
+        print_floor(floor, results)
+        for name, comparison in paired.items():
+            print(f"{name} to {runtime.workdir.read_json(PAIRED)['to']}: {comparison.told()}")
+        print_leaks(leaks, Console())

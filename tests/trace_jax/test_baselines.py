@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.trace_jax import tiny
-from trace_jax import evaluate
+from trace_jax import outcomes
 from trace_jax.baselines.grpo_target import target_tasks, train_on_target
 from trace_jax.runtime import HELDOUT_TASKS
 
@@ -39,7 +39,7 @@ def test_the_baseline_spends_its_budget_on_train_tasks_and_goes_on_where_it_stop
 
     (tmp_path / "again").mkdir()
     with tiny.open_tiny(tmp_path / "again", checkpoint, target__train_tasks="5", train__groups="2") as second:
-        summarise = evaluate.success_rate
+        summarise = outcomes.success_rate
         calls = []
 
         def stop_at_the_fourth_point(*args):

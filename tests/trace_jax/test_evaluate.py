@@ -7,8 +7,9 @@ from rl.trajectory import Trajectory
 from tests.trace_jax import tiny
 from trace_jax import evaluate as evaluation
 from trace_jax import rollout
+from trace_jax.comparison import compare_paired
 from trace_jax.errors import InputError
-from trace_jax.evaluate import do_nothing, evaluate, heldout_tasks, summarise, write_examples
+from trace_jax.evaluate import compare_evaluations, do_nothing, evaluate, heldout_tasks, note_leaks, print_floor, summarise, write_examples
 from trace_jax.policies import load_mixture
 from trace_jax.runtime import HELDOUT_TASKS
 
@@ -30,6 +31,7 @@ def test_the_file_counts_trials_by_task_and_leaves_failed_infrastructure_out():
     assert found["tasks"] == {"a": {"trials": 2, "successes": 1}, "b": {"trials": 1, "successes": 1}}
     assert found["overall"]["rate"] == pytest.approx(2 / 3) and found["overall"]["errors"] == 3
     assert found["overall"]["pass_hat"] == {"1": 0.75}
+    assert found["errors"] == {"b": 1, "c": 2} and found["overall"]["errors_as_failures"]["rate"] == pytest.approx(2 / 6)
 
 
 def test_all_policies_face_the_same_heldout_tasks(tmp_path, checkpoint):
@@ -104,7 +106,11 @@ def test_evaluate_and_rollout_print_a_line_for_each_policy(runtime, capsys):
     tiny.store_adapters(runtime, ONE)
     evaluation.main(tiny.arguments(runtime, "evaluate", policy=("base", f"adapter:{ONE}")))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["base", f"adapter:{ONE}"] and lines[0].endswith("n = 6")
+    assert [line.split()[0] for line in lines] == ["base", f"adapter:{ONE}", "do_nothing", f"adapter:{ONE}"] and lines[0].endswith("n = 6")
+    comparison = compare_paired(*(runtime.workdir.read_json(f"evaluation/{name}.json")["tasks"] for name in ("base", f"adapter-{ONE}")))
+    assert lines[-1] == f"adapter:{ONE} to base: {comparison.told()}"
+    stored = {"to": "base", "policies": {f"adapter:{ONE}": comparison.to_json()}}
+    assert runtime.workdir.read_json("evaluation/paired.json") == stored
     rollout.main(tiny.arguments(runtime, "rollout", policy=("base", "uniform"), split="train"))
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["24", "24"]
     rollout.main(tiny.arguments(runtime, "rollout", policy=("base",), split="heldout"))
@@ -113,3 +119,71 @@ def test_evaluate_and_rollout_print_a_line_for_each_policy(runtime, capsys):
     assert runtime.workdir.shards("uniform", "train") == [0]
     with pytest.raises(InputError, match="--policy=router: rolls out on --split=heldout only"):
         rollout.main(tiny.arguments(runtime, "rollout", policy=("router",), split="train"))
+
+
+def evaluation_of(policy: str, outcomes: dict[str, list[bool | None]], **record) -> dict:
+    found = summarise(policy, "heldout", [trajectory(t, i, x) for t, xs in outcomes.items() for i, x in enumerate(xs)], 0.7)
+    return found | {"provenance": {"grader": "desk 1", "tasks": {task: f"hash of {task}" for task in outcomes}}} | record
+
+
+def test_a_task_that_infrastructure_failed_for_one_policy_is_left_out_for_both():
+    base = evaluation_of("base", {"a": [False], "b": [None], "c": [True]})
+    ours = evaluation_of("composed", {"a": [True], "b": [True], "c": [True]})
+    found = compare_evaluations(base, ours)
+    assert (found.tasks, found.fixed, found.broken) == (2, ("a",), ())
+    with pytest.raises(InputError, match="only composed has d"):
+        compare_evaluations(base, evaluation_of("composed", {"a": [True], "b": [True], "c": [True], "d": [True]}))
+
+
+@pytest.mark.parametrize(
+    "record, said",
+    [
+        ({"split": "train"}, "on split 'heldout', composed on split 'train'"),
+        ({"provenance": {"grader": "desk 2", "tasks": {}}}, "by grader 'desk 1', composed by grader 'desk 2'"),
+        ({"provenance": {"grader": "desk 1", "tasks": {"a": "mended"}}}, "graded on other definitions of 1 tasks: a"),
+    ],
+)
+def test_other_tasks_or_another_grader_are_not_compared(record, said):
+    base = evaluation_of("base", {"a": [False], "b": [True]})
+    with pytest.raises(InputError, match=f"{said}.*; remove evaluation/base.json and rollouts/base/heldout, and run trace-jax evaluate"):
+        compare_evaluations(base, evaluation_of("composed", {"a": [True], "b": [True]}, **record))
+
+
+def test_what_was_found_on_other_tasks_is_not_taken_for_an_evaluation(runtime):
+    found = evaluate(runtime, "base", None)
+    assert found["provenance"]["tasks"].keys() == found["tasks"].keys() and found["provenance"]["grader"].startswith("desk ")
+    found["provenance"]["tasks"][f"desk:{HELDOUT_TASKS}"] = "mended"
+    runtime.workdir.write_json("evaluation/base.json", found)
+    with pytest.raises(
+        InputError, match="base.json and the target as it is now were graded on other definitions of 1 tasks.*--policy=base"
+    ):
+        evaluate(runtime, "base", None)
+
+
+def test_a_leak_is_noted_in_the_files_and_goes_with_its_cause(runtime):
+    results = {"base": evaluate(runtime, "base", None)}
+    assert note_leaks(runtime, results) == [] and "leak" not in runtime.workdir.read_json("evaluation/base.json")
+    seen = [f"desk:{HELDOUT_TASKS + i}" for i in (4, 2)]
+    runtime.workdir.write_shard("gepa", "training", 0, [trajectory(task, 0, True) for task in seen])
+    leak = {"purpose": "training", "where": "rollouts/gepa/training", "tasks": [str(HELDOUT_TASKS + 2), str(HELDOUT_TASKS + 4)]}
+    assert note_leaks(runtime, results) == [leak] == runtime.workdir.read_json("evaluation/base.json")["leak"]
+    runtime.workdir.path("rollouts/gepa/training/00000.jsonl.zst").unlink()
+    assert note_leaks(runtime, results) == [] == runtime.workdir.read_json("evaluation/base.json")["leak"]
+
+
+def test_where_doing_nothing_is_rewarded_the_others_are_shown_apart(capsys):
+    floor = evaluation_of("do_nothing", {"a": [True], "b": [False], "c": [False]})
+    print_floor(floor, {"base": evaluation_of("base", {"a": [True], "b": [True], "c": [False]})})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "doing nothing solves 1 of 3 tasks: a; on the others:" and lines[2].split()[:2] == ["base", "0.500"]
+    print_floor(evaluation_of("do_nothing", {"b": [False]}), {})
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_evaluate_takes_policies_of_a_workdir_or_result_files(runtime):
+    for fields, said in (
+        ({"policy": ("base",), "results": ("a.json",)}, "--results compares files, without --workdir and --policy"),
+        ({"policy": ()}, "give --workdir=DIR --policy=P,... or --results=FILE,..."),
+    ):
+        with pytest.raises(InputError, match=said):
+            evaluation.main(tiny.arguments(runtime, "evaluate", **fields))

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from rl.trajectory import Trajectory
-from trace_jax.outcomes import pass_hat, rate_line, success_rate
-from trace_jax.statistics import wilson
+from trace_jax.outcomes import above_floor, count_tasks, free_tasks, overall_success, pass_hat, rate_line, success_rate
+from trace_jax.statistics import bootstrap_mean, wilson
 
 
 def trajectory(task: int, success: bool = False, error: bool = False, trial: int = 0) -> Trajectory:
@@ -54,3 +54,41 @@ def test_a_line_holds_name_rate_interval_and_count():
         "=",
         "8",
     ]
+
+
+def test_several_trials_have_the_bootstrap_over_tasks():
+    random = np.random.default_rng(2)
+    found = [trajectory(task, random.random() < 0.1 + 0.08 * task, trial=trial) for task in range(10) for trial in range(4)]
+    success, tasks = np.array([t.success for t in found], float), np.array([t.task_id for t in found])
+    assert success_rate(found)["interval"] == pytest.approx(bootstrap_mean(success, tasks))
+
+
+def test_trials_that_all_end_alike_say_no_more_than_as_many_tasks():
+    found = success_rate([trajectory(task, trial=trial) for task in range(10) for trial in range(4)])
+    assert found["rate"] == 0.0 and found["interval"] == pytest.approx([float(x) for x in wilson(0, 10)])
+
+
+def test_errors_are_shown_as_failures_too():
+    found = overall_success([trajectory(0, success=True), trajectory(1), trajectory(2, error=True), trajectory(2, trial=1, success=True)])
+    assert (found["rate"], found["n"], found["errors"]) == (2 / 3, 3, 1)
+    assert (found["errors_as_failures"]["rate"], found["errors_as_failures"]["n"]) == (0.5, 4)
+    assert rate_line("base", found).endswith("(1 errors; 0.500 with these as failures)")
+    assert "errors_as_failures" not in overall_success([trajectory(0)])
+
+
+def test_tasks_that_doing_nothing_solves_are_left_out_above_the_floor():
+    tasks = {"a": {"trials": 2, "successes": 2}, "b": {"trials": 2, "successes": 1}, "c": {"trials": 2, "successes": 0}}
+    floor = {"a": {"trials": 1, "successes": 1}, "b": {"trials": 1, "successes": 0}}
+    assert free_tasks(floor) == ["a"]
+    found = above_floor(tasks, free_tasks(floor))
+    assert (found["rate"], found["n"]) == (0.25, 4)
+
+
+def test_pass_hat_is_tau2s():
+    metrics = pytest.importorskip("tau2.metrics.agent_metrics")
+    random = np.random.default_rng(3)
+    found = [trajectory(task, random.random() < 0.6, trial=trial) for task in range(12) for trial in range(4)]
+    counts = [(c["trials"], c["successes"]) for c in count_tasks(found).values()]
+    for k in (1, 2, 3, 4):
+        oracle = np.mean([metrics.pass_hat_k(n, s, k) for n, s in counts])
+        assert pass_hat(counts)[str(k)] == pytest.approx(oracle, rel=1e-12)

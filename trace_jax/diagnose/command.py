@@ -29,6 +29,7 @@ from trace_jax.diagnose.report import print_agreement, print_diagnosis, print_us
 from trace_jax.diagnose.rules import RULES, EvidenceAnalyst
 from trace_jax.diagnose.select import decode_candidates, decode_selection
 from trace_jax.errors import InputError
+from trace_jax.hygiene import MINED, warn_of_test_splits, write_mined
 from trace_jax.progress import Progress
 from trace_jax.spent import write_spent
 from trace_jax.workdir import Workdir
@@ -64,9 +65,13 @@ def _rollouts(workdir: Workdir) -> Iterable[Trajectory]:
     return workdir.read_shards("base", "train")
 
 
-def _diagnose(config: Config, workdir: Workdir | None, trajectories: Iterable[Trajectory], advance: Advance) -> Diagnosis:
+def _diagnose(
+    config: Config, workdir: Workdir | None, trajectories: Iterable[Trajectory], advance: Advance, files: Sequence[str] = ()
+) -> Diagnosis:
     settings = config.diagnosis
     graded = [_graded(t, settings.success) for t in trajectories]
+    if workdir is not None and (files or workdir.exists(MINED)):
+        write_mined(workdir, graded, files)
     given = read_candidates(settings.candidates) if settings.candidates else None
     evidence = EvidenceAnalyst()
     if config.analyst == "evidence":
@@ -177,10 +182,12 @@ def main(arguments: Arguments) -> None:
             progress = stack.enter_context(Progress({STAGE: 1.0}))
             stack.enter_context(progress.stage(STAGE))
             advance = progress.advance
-        found = _diagnose(config, workdir, trajectories, advance)
+        found = _diagnose(config, workdir, trajectories, advance, arguments.results)
     if workdir is not None:
         write_spent(workdir)
     print_diagnosis(found)
+    if arguments.results:
+        warn_of_test_splits(trajectories, Console())
     if workdir is not None and STAGE in (usage := usage_of(workdir)):
         print_usage(usage[STAGE], Console())
     if others is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from trace_jax.hygiene import told
 from trace_jax.report import results as found
 from trace_jax.report import sections, text
 from trace_jax.report.reader import Reader
@@ -22,7 +23,7 @@ from trace_jax.report.summary import sentences
 from trace_jax.report.trajectories import MAX_TOKENS, examples
 
 _FOLDER = pathlib.Path(__file__).parent
-_FILTERS = (text.as_text, text.clip, text.percent, text.percent_interval, text.points, text.figure, text.duration)
+_FILTERS = (text.as_text, text.clip, text.percent, text.percent_interval, text.points, text.p_value, text.figure, text.duration)
 
 
 def render(read: Reader) -> str:
@@ -49,6 +50,8 @@ def render(read: Reader) -> str:
         base=results.get(found.BASE),
         composed=results.get(found.COMPOSED),
         best=found.best_adapter(results),
+        leaks=[told(leak) for leak in found.leaks(results)],
+        free=found.free(results),
         sentences=[said.replace(" %", "\u00a0%") for said in sentences(results, target, diagnosis, routing, spent)],
         evaluation=sections.evaluation(read, results, styles),
         missing_policies=[p for p in sections.evaluated_policies(stored) if results and p != "adapters" and p not in results],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from trace_jax.comparison import Comparison, compare_paired
+from trace_jax.errors import InputError
+from trace_jax.outcomes import above_floor, free_tasks
+from trace_jax.provenance import refuse_other_tasks
 from trace_jax.report.reader import Reader
-from trace_jax.statistics import bootstrap_weights, percentile_interval
 
 BASE, COMPOSED, FLOOR, BASELINE = "base", "composed", "do_nothing", "grpo_target"
 STEPS = ("rollouts", "diagnose", "synthesize", "train", "compose")  # stages of spent.json that make the composed agent
@@ -29,20 +29,6 @@ _MEANING = {
 _ORDER = list(_MEANING)
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A difference of success rates on the tasks that two policies share, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
     """One policy on the held-out tasks.
@@ -51,8 +37,12 @@ class Result:
       policy: as users write it, `adapter:x`.
       interval: 95 %, of `rate`.
       n, errors: rollouts that were scored, and those that infrastructure failed.
-      tasks: id to share of successful trials.
-      to_base: difference to the base agent, None for the base itself and where it was not evaluated.
+      as_failures: rate and interval with these as failures, None where there are none.
+      tasks: id to {"trials", "successes"}.
+      to_base: what changes from the base agent, None for the base itself and where it was not evaluated or cannot be compared.
+      incomparable: why it cannot.
+      above_floor: rate, interval and n on the tasks where doing nothing fails; None where it fails on all.
+      leak: what mining, training or selection saw of the tasks.
       spent: rollouts that it took to make the policy, diagnosis and calibration included; None where that cannot be told.
     """
 
@@ -62,12 +52,16 @@ class Result:
     interval: tuple[float, float]
     n: int
     errors: int
+    as_failures: dict[str, Any] | None
     pass_hat: dict[str, float]
     by_stressors: dict[str, dict[str, float]]
-    tasks: dict[str, float]
+    tasks: dict[str, dict[str, int]]
     temperature: float | None
     split: str
-    to_base: Difference | None
+    to_base: Comparison | None
+    incomparable: str
+    above_floor: dict[str, Any] | None
+    leak: list[dict[str, Any]]
     spent: int | None
 
     @property
@@ -76,19 +70,23 @@ class Result:
         return self.policy.removeprefix("adapter:") if self.policy.startswith("adapter:") else None
 
 
-def difference(tasks: Mapping[str, float], others: Mapping[str, float]) -> Difference | None:
-    """Paired over the tasks that both have, with a bootstrap over tasks; None where there is none."""
-    shared = np.array([tasks[task] - others[task] for task in tasks if task in others])
-    if not len(shared):
-        return None
-    low, high = percentile_interval(_weights(len(shared)) @ shared / len(shared))
-    return Difference(float(shared.mean()), float(low), float(high))
+def difference(result: Result, other: Result) -> Comparison | None:
+    """What changes from the other, on the tasks that both have; None where there is none."""
+    return _paired(other.tasks, result.tasks)
 
 
-@functools.lru_cache(maxsize=2)
-def _weights(count: int) -> np.ndarray:
-    """Bootstrap weights of `count` tasks; drawing them takes half a second, and all policies face the same number."""
-    return bootstrap_weights(np.arange(count), draws=2000, seed=0)
+def _paired(tasks: Mapping[str, Any], others: Mapping[str, Any]) -> Comparison | None:
+    return compare_paired(tasks, others, intersect=True) if tasks.keys() & others.keys() else None
+
+
+def _incomparable(data: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
+    """Why a policy cannot be compared with the base, "" where it can."""
+    try:
+        if base is not None and data is not base:
+            refuse_other_tasks(base, data, (base["policy"], data["policy"]), "evaluate both again")
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def capabilities(read: Reader) -> list[str]:
@@ -107,24 +105,30 @@ def load_results(read: Reader) -> dict[str, Result]:
             files[data["policy"]] = data
     spent = _spent(read)
     routing = read.json("gate/routing.json") or {}
-    base = _shares(files[BASE]) if BASE in files else {}
+    base, solved = files.get(BASE), free_tasks(files[FLOOR]["tasks"]) if FLOOR in files else []
     results = {}
     order = capabilities(read)
     for policy in sorted(files, key=lambda policy: _place(policy, order)):
-        data, shares = files[policy], _shares(files[policy])
+        data = files[policy]
+        tasks = {task: counts for task, counts in data["tasks"].items() if counts["trials"]}
+        incomparable = _incomparable(data, base)
         results[policy] = Result(
             policy=policy,
             meaning=_meaning(policy, routing),
             rate=data["overall"]["rate"],
             interval=tuple(data["overall"]["interval"]),
-            n=data["overall"].get("n", sum(task["trials"] for task in data["tasks"].values())),
+            n=data["overall"].get("n", sum(counts["trials"] for counts in tasks.values())),
             errors=data["overall"].get("errors", 0),
+            as_failures=data["overall"].get("errors_as_failures"),
             pass_hat=data["overall"].get("pass_hat", {}),
             by_stressors=data.get("by_stressors", {}),
-            tasks=shares,
+            tasks=tasks,
             temperature=data.get("temperature"),
             split=data["split"],
-            to_base=None if policy == BASE else difference(shares, base),
+            to_base=None if policy == BASE or base is None or incomparable else _paired(base["tasks"], tasks),
+            incomparable=incomparable,
+            above_floor=above_floor(tasks, solved) if solved else None,
+            leak=data.get("leak", []),
             spent=data.get("training_rollouts", spent.get(policy)),
         )
     return results
@@ -133,6 +137,16 @@ def load_results(read: Reader) -> dict[str, Result]:
 def best_adapter(results: Mapping[str, Result]) -> Result | None:
     """The single adapter with the highest success."""
     return max((r for r in results.values() if r.capability), key=lambda r: r.rate, default=None)
+
+
+def leaks(results: Mapping[str, Result]) -> list[dict[str, Any]]:
+    """What mining, training or selection saw of the evaluated tasks, each place once."""
+    return list({leak["where"]: leak for result in results.values() for leak in result.leak}.values())
+
+
+def free(results: Mapping[str, Result]) -> list[str]:
+    """The tasks that doing nothing solves."""
+    return free_tasks(results[FLOOR].tasks) if FLOOR in results else []
 
 
 def rollouts_of_steps(spent: Mapping[str, Any]) -> int:
@@ -154,10 +168,6 @@ def _spent(read: Reader) -> dict[str, int]:
             calibrating = sum(one.get("spent", one["n_rollouts"]) for one in tried)
             found[f"adapter:{capability}"] = int(first + calibrating + summary["rollouts"])
     return found
-
-
-def _shares(data: Mapping[str, Any]) -> dict[str, float]:
-    return {task: counts["successes"] / counts["trials"] for task, counts in data["tasks"].items() if counts["trials"]}
 
 
 def _meaning(policy: str, routing: Mapping[str, Any]) -> str:

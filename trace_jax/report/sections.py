@@ -242,6 +242,7 @@ def evaluation(read: Reader, results: Mapping[str, Result], styles: Mapping[str,
     shown = {
         "bars": bars(rows, "Success on held-out tasks, 95 % intervals", line),
         "stressors": sorted({n for r in results.values() for n in r.by_stressors}),
+        "once": all(r.to_base is None or r.to_base.test == "mcnemar" for r in results.values()),
         "curve": None,
     }
     curve, base = read.json(f"evaluation/{found.BASELINE}_curve.json"), results.get(found.BASE)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trace_jax.agents.protocol import Usage
+from trace_jax.comparison import Comparison
 from trace_jax.report import results as found
-from trace_jax.report.results import Difference, Result
+from trace_jax.report.results import Result
 from trace_jax.report.text import duration, percent, percent_interval, points
 
 
@@ -34,16 +35,19 @@ def sentences(
         against = f": {_compared(composed.to_base, 'the base')}" if composed.to_base else ""
         said.append(f"The composed agent succeeds in {_rate(composed)}{against}.")
     if best:
-        against = found.difference(composed.tasks, best.tasks) if composed else None
+        against = found.difference(composed, best) if composed else None
         ours = f"; the composed agent is {_compared(against, 'it')}" if against else ""
         said.append(f"The best single adapter, {best.capability}, reaches {_rate(best)}{ours}.")
     if baseline:
         cost = f", with {baseline.spent:,} rollouts," if baseline.spent else ""
-        against = found.difference(composed.tasks, baseline.tasks) if composed else None
+        against = found.difference(composed, baseline) if composed else None
         ours = f"; the composed agent is {_compared(against, 'it')}" if against else ""
         said.append(f"The baseline, GRPO on the target's own train tasks{cost} reaches {_rate(baseline)}{ours}.")
     if floor:
         said.append(f"Doing nothing succeeds in {percent(floor.rate)}: the floor.")
+    if solved := found.free(results):
+        others = "; ".join(f"{r.policy} {_rate_of(r.above_floor)}" for r in (base, best, composed) if r)
+        said.append(f"Where doing nothing fails, on the other {len(floor.tasks) - len(solved):,} tasks: {others}.")
     if routing:
         said.append(_gate(routing))
     if diagnosis:
@@ -85,8 +89,12 @@ def _rate(result: Result) -> str:
     return f"{percent(result.rate)} (95 % interval {percent_interval(result.interval)})"
 
 
-def _compared(difference: Difference, other: str) -> str:
+def _rate_of(figures: Mapping[str, Any]) -> str:
+    return f"{percent(figures['rate'])} ({percent_interval(figures['interval'])})"
+
+
+def _compared(difference: Comparison, other: str) -> str:
     """`12.0 points above the base (8.1 to 16.0)`, and whether that may be chance."""
-    interval = f"{points(difference.low)} to {points(difference.high)}"
-    size = f"{abs(100 * difference.mean):.1f} points {'above' if difference.mean >= 0 else 'below'} {other}"
+    interval = f"{points(difference.interval[0])} to {points(difference.interval[1])}"
+    size = f"{abs(100 * difference.difference):.1f} points {'above' if difference.difference >= 0 else 'below'} {other}"
     return f"{size} ({interval})" if difference.clear else f"{size} ({interval}, so it may be chance)"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.table import Table
 from rich.text import Text
 
+from trace_jax.hygiene import told
 from trace_jax.report import results as found
 from trace_jax.report.reader import Reader
+from trace_jax.report.results import Result
 from trace_jax.report.text import duration, points, visible
 
 
@@ -26,16 +31,26 @@ def summary_table(read: Reader) -> Table:
             Text(visible(result.policy)),
             f"{100 * result.rate:.1f}",
             f"{100 * result.interval[0]:.1f} to {100 * result.interval[1]:.1f}",
-            f"{points(change.mean)} [{points(change.low)}, {points(change.high)}]" if change else "",
+            f"{points(change.difference)} [{points(change.interval[0])}, {points(change.interval[1])}]" if change else "",
             "" if result.spent is None else f"{result.spent:,}",
             style=style,
         )
-    if not results:
-        table.caption = "Nothing has been evaluated yet: trace-jax evaluate --policy=base,composed"
-    elif spent:
-        total = spent["total"]
-        table.caption = (
-            f"Rollouts: what it took to make a policy. The whole run, evaluation included: {total['rollouts']:,.0f} rollouts, "
-            f"{total['sampled_tokens']:,.0f} sampled tokens, {duration(total['seconds'])}."
-        )
+    table.caption = _caption(results, spent) if results else "Nothing has been evaluated yet: trace-jax evaluate --policy=base,composed"
     return table
+
+
+def _caption(results: Mapping[str, Result], spent: Mapping[str, Any] | None) -> Text:
+    """What a reader of the figures must know: leaks in red, the floor where it is not zero, and what it all took."""
+    said = [Text(f"LEAK: {visible(told(leak))}; these are no unseen tasks.", style="bold red") for leak in found.leaks(results)]
+    if free := found.free(results):
+        others = ", ".join(f"{visible(r.policy)} {100 * r.above_floor['rate']:.1f}" for r in results.values() if r.policy != found.FLOOR)
+        said.append(Text(f"Doing nothing solves {len(free)} tasks; on the others: {others}."))
+    if spent:
+        total = spent["total"]
+        said.append(
+            Text(
+                f"Rollouts: what it took to make a policy. The whole run, evaluation included: {total['rollouts']:,.0f} rollouts, "
+                f"{total['sampled_tokens']:,.0f} sampled tokens, {duration(total['seconds'])}."
+            )
+        )
+    return Text("\n").join(said)

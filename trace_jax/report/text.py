@@ -47,6 +47,10 @@ def points(value: float) -> str:
     return f"{100 * value:+.1f}".replace("-", "−")
 
 
+def p_value(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
 def figure(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
 

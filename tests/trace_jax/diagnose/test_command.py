@@ -14,6 +14,7 @@ FILES = [
     "evidence.jsonl",
     "figures.json",
     "gaps.jsonl",
+    "mined.json",
     *(f"runs/run_{i:02d}.json" for i in range(1, 11)),
     "selected_capabilities.json",
 ]
