@@ -18,8 +18,8 @@ from trace_jax.agents import usage_of
 from trace_jax.baselines import capability_curve, grpo_target, prompt_evolution, swe_rl
 from trace_jax.baselines.single import evaluate_single, makes_adapter
 from trace_jax.cli import Arguments
-from trace_jax.comparison import compare_paired
-from trace_jax.evaluate import evaluate
+from trace_jax.evaluate import compare_evaluations, evaluate, heldout_tasks, print_leaks
+from trace_jax.hygiene import find_leaks, task_key, used_tasks
 from trace_jax.policies import load_mixture
 from trace_jax.report.comparison import write_charts
 from trace_jax.run import run
@@ -79,6 +79,7 @@ def compare(runtime: Runtime) -> tuple[dict[str, Any], dict[str, dict[str, Any]]
         "budget": budget,
         "policies": [dataclasses.asdict(row) for row in _rows(runtime, found)],
         "left_out": left_out,
+        "leak": find_leaks(used_tasks(workdir), {task_key(task.package.name, task.task_id) for task in heldout_tasks(runtime)}),
         "against_rollouts": _against_rollouts(runtime, found, against_capabilities),
         "against_capabilities": against_capabilities,
     }
@@ -131,7 +132,7 @@ def _rows(runtime: Runtime, found: Mapping[str, Mapping[str, Any]]) -> list[Row]
     agent_tokens = usage_of(runtime.workdir).get(prompt_evolution.NAME)
     for name, result in found.items():
         policy, overall = result["policy"], result["overall"]
-        against = None if name == "base" else compare_paired(base["tasks"], result["tasks"], names=("base", policy), intersect=True)
+        against = None if name == "base" else compare_evaluations(base, result)
         spent = spent_on(runtime.workdir, _costs(runtime, name, policy))
         rows.append(
             Row(
@@ -231,6 +232,8 @@ def main(arguments: Arguments) -> None:
     """
     with open_runtime(arguments) as runtime:
         result, environments = compare(runtime)
-    rich.console.Console().print(comparison_table(result))
+    console = rich.console.Console()
+    console.print(comparison_table(result))
+    print_leaks(result["leak"], console)
     print(f"curves: {arguments.workdir.root / 'evaluation'}, comparison.json and score_against_*.svg")
     require_finished(arguments.workdir, environments, NEEDS_ATTENTION)

@@ -208,7 +208,8 @@ def evolve(runtime: Runtime, budget: int, capabilities: int = 0) -> dict[str, An
     if not capabilities:
         _write_curve(runtime, rows)
     temperature = config.evaluation.temperature
-    result = summarise(name, "heldout", _held_out(runtime, name, best["instructions"], rows), temperature)
+    found = _held_out(runtime, name, best["instructions"], rows)
+    result = summarise(name, "heldout", found, temperature, heldout_tasks(runtime))
     result |= {"training_rollouts": best["rollouts"], "validation_score": best["score"], "instructions": best["instructions"]}
     workdir.write_json(file, result)
     return result

@@ -42,7 +42,7 @@ def train_baseline(
     per_iteration = config.train.groups * config.train.group_size
     iterations = max(budget // per_iteration, 1)
 
-    learner = make_learner(runtime)
+    learner, heldout = make_learner(runtime), heldout_tasks(runtime)
 
     def policy(state: LearnerState) -> Policy:
         return Policy(name=name, version=int(state.step), adapters=learner.gathered(state.params))
@@ -53,10 +53,11 @@ def train_baseline(
         until = round(iterations * point / POINTS)
         folder = f"baselines/{policy_name(name)}"
         state = run_grpo(runtime, learner, state, folder, name, until, tasks, policy, stop=False, reward=reward)
-        found = runtime.roll_out(policy(state), name, "heldout", point, heldout_tasks(runtime), config.evaluation.temperature)
+        found = runtime.roll_out(policy(state), name, "heldout", point, heldout, config.evaluation.temperature)
         curve["rollouts"].append(until * per_iteration)
         curve["rate"].append(success_rate(found)["rate"])
         workdir.write_json(f"{file}_curve.json", curve)
-    result = summarise(name, "heldout", found, config.evaluation.temperature) | {"training_rollouts": iterations * per_iteration}
+    result = summarise(name, "heldout", found, config.evaluation.temperature, heldout)
+    result["training_rollouts"] = iterations * per_iteration
     workdir.write_json(f"{file}.json", result)
     return result
