@@ -310,7 +310,7 @@ class EvaluationSection:
 class BaselineSection:
     """What the composed agent is compared with, beyond `evaluation.policies`."""
 
-    grpo_target: bool = field(False, "trace-jax run too ends with GRPO on the target's train tasks", changes=True)
+    grpo_target: bool = field(False, "end trace-jax run with GRPO on the target's train tasks", changes=True)
     policies: tuple[str, ...] = field(
         BASELINES, "what trace-jax compare sets beside base and composed, as far as it applies to the target", BASELINES, changes=True
     )

@@ -69,7 +69,7 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
     with runtime.stage("evaluate"):
         evaluate_all(runtime, usable)
     if config.baselines.grpo_target:
-        budget = rollouts_of_steps(workdir)
+        budget = config.baselines.rollouts or rollouts_of_steps(workdir)
         runtime.plan(stages | {"baseline": budget} | later)
         with runtime.stage("baseline"):
             train_on_target(runtime, budget)

@@ -16,7 +16,7 @@ from rl.rollout import Task
 from rl.trajectory import Trajectory
 from trace_jax.baselines.grpo_target import target_tasks
 from trace_jax.baselines.training import train_baseline
-from trace_jax.runtime import TRAIN_TASKS, TRAINING, Runtime
+from trace_jax.runtime import TRAINING, Runtime
 from trace_jax.train import initial_adapter
 
 NAME = "swe_rl"
@@ -33,16 +33,16 @@ def patch_similarity(trajectory: Trajectory) -> float:
 
 
 def patch_packages(runtime: Runtime) -> list[Package]:
-    """The environments of the run whose verdict shows patches: the target, or else those of the capabilities."""
+    """The environments of the run whose verdict shows patches: the target, as the base's rollouts tell, or else those of the
+    capabilities."""
 
-    def shows(package: Package, seed: int) -> bool:
-        knobs = runtime.config.target.knobs if package is runtime.target else None
-        (one,) = play(runtime.pool, package, [seed], say("all done."), knobs=knobs, turns=1)
+    def shows(package: Package) -> bool:
+        (one,) = play(runtime.pool, package, [TRAINING], say("all done."), turns=1)
         return any(PATCH in score.checks for score in one.scores)
 
-    if shows(runtime.target, TRAIN_TASKS):
+    if any(PATCH in t.checks for t in runtime.workdir.read_shards("base", "train")):
         return [runtime.target]
-    return [package for capability in runtime.usable() if shows(package := runtime.environment(capability), TRAINING)]
+    return [package for capability in runtime.usable() if shows(package := runtime.environment(capability))]
 
 
 def train_swe_rl(runtime: Runtime, packages: list[Package], budget: int) -> dict[str, Any]:

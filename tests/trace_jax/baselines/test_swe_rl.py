@@ -7,6 +7,7 @@ import pytest
 from rl.trajectory import Trajectory
 from tests.trace_jax import tiny
 from trace_jax.baselines import swe_rl
+from trace_jax.rollout import roll_out_train_split
 from trace_jax.spent import write_spent
 
 PATCHES = ("--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n", "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+c\n")
@@ -70,8 +71,9 @@ def test_it_learns_from_patches_alone(tmp_path, checkpoint):
     (folder / "environment.py").write_text(PACKAGE)
     meta = {"name": "patches", "capability": "", "target": "patches", "version": "1", "knobs": {}, "max_turns": 3, "rationale": ""}
     (folder / "package.json").write_text(json.dumps(meta))
-    settings = {"target__package": str(folder), "target__train_tasks": "3", "rollout__sandbox": "best_effort"}
+    settings = {"target__package": str(folder), "target__train_tasks": "3", "rollout__sandbox": "best_effort", "diagnosis__trials": "1"}
     with tiny.open_tiny(tmp_path, checkpoint, **settings) as runtime:
+        roll_out_train_split(runtime)
         packages = swe_rl.patch_packages(runtime)
         assert packages == [runtime.target]
         with runtime.stage("baseline"):
@@ -93,6 +95,7 @@ def test_it_runs_end_to_end_on_code_repair(tmp_path, checkpoint):
         "target__package": "swebench/semantic_logic_precision",
         "target__knobs": '{"modules": 1, "blocks": 2}',
         "target__train_tasks": "2",
+        "diagnosis__trials": "1",
         "target__heldout_tasks": "2",
         "evaluation__tasks": "2",
         "rollout__context": "3072",
@@ -102,6 +105,7 @@ def test_it_runs_end_to_end_on_code_repair(tmp_path, checkpoint):
         "train__group_size": "2",
     }
     with tiny.open_tiny(tmp_path, longer, **settings) as runtime:
+        roll_out_train_split(runtime)
         packages = swe_rl.patch_packages(runtime)
         assert packages == [runtime.target]
         with runtime.stage("baseline"):
