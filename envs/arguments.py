@@ -139,19 +139,19 @@ def sample_value(schema: dict, rng: random.Random, root: dict | None = None, dep
     return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=rng.randint(1, 8)))
 
 
-def fill(schema: dict, text: str, root: dict | None = None, depth: int = 0) -> Any:
-    """A value of the schema's shape with `text` wherever a string may stand, and the first choice elsewhere."""
+def fill(schema: dict, text: str, root: dict | None = None, depth: int = 0, number: int = 1) -> Any:
+    """A value of the schema's shape with `text` wherever a string may stand, `number` for numbers, and the first choice elsewhere."""
     root = schema if root is None else root
     schema = _follow(schema, root)
     variants = schema.get("anyOf") or schema.get("oneOf") or _by_type(schema)
     if variants and depth <= DEPTH:
-        return fill(variants[0], text, root, depth + 1)
+        return fill(variants[0], text, root, depth + 1, number)
     kind = schema.get("type")
     if (kind == "object" or "properties" in schema) and depth <= DEPTH:
-        return {key: fill(inner, text, root, depth + 1) for key, inner in schema.get("properties", {}).items()}
+        return {key: fill(inner, text, root, depth + 1, number) for key, inner in schema.get("properties", {}).items()}
     if kind == "array" and depth <= DEPTH:
-        return [fill(schema.get("items", {}), text, root, depth + 1)]
-    return {"boolean": True, "integer": 1, "number": 1, "null": None}.get(kind, text)
+        return [fill(schema.get("items", {}), text, root, depth + 1, number)]
+    return {"boolean": True, "integer": number, "number": number, "null": None}.get(kind, text)
 
 
 def odd_arguments(function: dict) -> Iterable[dict[str, Any]]:

@@ -5,18 +5,20 @@ What players without the skill can get out of it is in `envs.exploits`.
 
 from __future__ import annotations
 
+import ast
 import collections
 import dataclasses
 import json
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from envs.base import EnvironmentFault
+from envs.base import EnvironmentFault, Start
 from envs.package import Package
 from envs.probes import Action, Play, Player, play, recite, request, start_text
+from envs.readings import contains, distinct, tells
 from envs.sandbox import Pool
 
 DISTINCT_BAR = 0.9  # different worlds (all that spamming brings to light) in proportion to seeds
@@ -82,13 +84,15 @@ def oracle_succeeds(plays: list[Play], scripts: dict[int, list[Action]]) -> Chec
     return CheckResult("oracle", True, f"reward 1 on {len(plays)} of {len(plays)} seeds")
 
 
-def oracle_at_knob_ends(pool: Pool, package: Package, seeds: Sequence[int]) -> CheckResult:
-    ends = [{name: value} for name, knob in package.knobs.items() for value in (knob.min, knob.max)]
-    bad = []
+def oracle_at_knob_ends(pool: Pool, package: Package, seeds: Sequence[int], player: Player) -> CheckResult:
+    """Also whether each knob changes anything that the oracle or `player`, who tries all tools, meets."""
+    ends = [{name: value} for name, knob in package.knobs.items() for value in (knob.min, knob.max) if knob.min < knob.max]
+    bad, met = [], {}
     for knobs in ends:
         try:
             scripts = oracle_scripts(pool, package, seeds, knobs)
             plays = play(pool, package, seeds, recite(scripts), knobs=knobs)
+            met.setdefault(*knobs, []).append([(one.start, one.steps, one.scores) for one in plays])
         except EnvironmentFault as fault:
             bad.append(f"{knobs}: {brief(fault)}")
             continue
@@ -98,7 +102,17 @@ def oracle_at_knob_ends(pool: Pool, package: Package, seeds: Sequence[int]) -> C
         longest = max(map(len, scripts.values()))
         if longest > package.max_turns:
             bad.append(f"{knobs}: the oracle needs {longest} turns of {package.max_turns}")
+    idle = []
+    for name in [name for name, found in met.items() if len(found) == 2 and found[0] == found[1]]:
+        knob = package.knobs[name]
+        low, high = (play(pool, package, seeds, player, knobs={name: value}) for value in (knob.min, knob.max))
+        if [(one.start, one.steps) for one in low] == [(one.start, one.steps) for one in high]:
+            idle.append(name)
+    if idle and len(idle) == len(met):
+        bad.append(f"no knob changes anything that can be seen ({', '.join(idle)}); use them in the task, or remove them from package.json")
     detail = "; ".join(bad[:3]) or f"reward 1 at the {len(ends)} ends of {len(package.knobs)} knobs, {len(seeds)} seeds each"
+    if idle:
+        detail += f"; {', '.join(idle)} changes nothing that can be seen, so no difficulty will be found there"
     return CheckResult("oracle_knobs", not bad, detail)
 
 
@@ -129,20 +143,14 @@ def argument_values(actions: list[Action]) -> set[str]:
     return values
 
 
-def contains(text: str, value: str) -> bool:
-    """Whether a value stands in a text as a word of its own."""
-    if value.lower() not in text.lower():
-        return False
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE) is not None
-
-
 def hint_keeps_the_answer(hints: dict[int, str], scripts: dict[int, list[Action]]) -> CheckResult:
     for seed, hint in hints.items():
         for value in sorted(argument_values(scripts[seed])):
-            if contains(hint, value):
-                return CheckResult("hint", False, f"seed {seed}: the hint holds {value!r}, an argument of the oracle")
+            if tells(hint, value):
+                how = "" if contains(hint, value) else ", in disguise"
+                return CheckResult("hint", False, f"seed {seed}: the hint holds {value!r}, an argument of the oracle{how}")
         for action in scripts[seed]:
-            if len(action.get("text", "")) >= 20 and action["text"] in hint:
+            if len(action.get("text", "")) >= 20 and tells(hint, action["text"]):
                 return CheckResult("hint", False, f"seed {seed}: the hint holds the oracle's text {action['text'][:60]!r}")
     return CheckResult("hint", True, "no hint holds an argument or a text of the oracle")
 
@@ -152,88 +160,37 @@ def prompt_keeps_the_answer(plays: list[Play], scripts: dict[int, list[Action]])
         calls = [action for action in scripts[one.seed] if argument_values([action])]
         if one.start and calls and all(spells_out(start_text(one.start), call) for call in calls):
             return CheckResult("prompt", False, f"seed {one.seed}: the prompt spells out all calls of the oracle")
-    return CheckResult("prompt", True, "no prompt spells out the oracle's calls")
+    found = {one.seed: one.start for one in plays if one.start and scripts[one.seed]}
+    told = [seed for seed, start in found.items() if _told_by_policy(start, scripts[seed], found.values())]
+    if len(told) > len(found) / 2:
+        detail = f"the system prompt holds what the oracle writes and the user does not say, on {len(told)} of {len(found)} seeds"
+        return CheckResult("prompt", False, f"{detail} ({told[0]})")
+    return CheckResult("prompt", True, "no prompt spells out the oracle's calls, no system prompt its values")
+
+
+def _told_by_policy(start: Start, script: list[Action], others: Iterable[Start]) -> bool:
+    """Whether the system prompt holds a value of the oracle's last action that is of this seed and that nobody else says."""
+    said = "\n".join(message["content"] for message in start.messages)
+    for value in argument_values(script[-2:]) | set(re.findall(r"[\w@#.-]*\d[\w@#-]*", script[-1].get("text", ""))):
+        if distinct(value) and tells(start.system, value) and not contains(said, value):
+            return sum(contains(other.system, value) for other in others) <= 2
+    return False
+
+
+def clock_is_not_read(package: Package) -> CheckResult:
+    """The other source of chance that no two plays an instant apart show. What an author means is found, not what an adversary hides."""
+    for node in ast.walk(ast.parse(package.source)):
+        if isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today", "SystemRandom"):
+            if isinstance(node.value, ast.Name | ast.Attribute) and re.search(r"date|random", ast.unparse(node.value)):
+                detail = f"environment.py:{node.lineno} reads {ast.unparse(node)}; take time and chance from the seed"
+                return CheckResult("clock", False, detail)
+    return CheckResult("clock", True, "no clock and no chance but the seed's is read")
 
 
 def spells_out(text: str, call: Action) -> bool:
     """A call is given away by a line that holds the tool's name and all its values."""
     values = argument_values([call])
     return any(contains(line, call["name"]) and all(contains(line, value) for value in values) for line in text.splitlines())
-
-
-def plays_alike(
-    pool: Pool,
-    package: Package,
-    players: dict[str, tuple[Player, int | None]],
-    plays: dict[str, list[Play]],
-    told: dict[str, dict[int, Any]],
-) -> list[CheckResult]:
-    """The same seeds and actions again, in this worker and in one with other hash seeds, in another order: all replies must be equal.
-
-    The second worker also looks at the variables of the package's module, so that a memory is found that would matter only after a
-    thousand episodes. It finds what an author left behind, not what an adversary hides.
-
-    Args:
-      told: what the functions `oracle` and `hint` gave, by seed.
-    """
-    watched = dataclasses.replace(package, source=package.source + _WATCH)
-    seeds = [one.seed for one in plays["random"]]
-    with Pool(1, deadline_s=pool.deadline_s, hash_seed=pool.hash_seed + 1, sandbox=pool.sandbox) as other:
-        states = []
-        for place, host, code, part in (
-            ("again", pool, package, seeds),
-            # what is made when it is first needed is no memory, hence one seed before the first look
-            ("with another hash seed", other, watched, seeds[-1:]),
-            ("with another hash seed", other, watched, seeds[:-1]),
-        ):
-            wrong = _again(host, code, players, {name: [p for p in plays[name] if p.seed in part] for name in players}, place)
-            wrong = wrong or _told_again(host, code, {name: {seed: found[seed] for seed in part} for name, found in told.items()}, place)
-            if wrong:
-                break
-            if host is other:
-                try:
-                    states.append(json.loads(other.function(watched, "hint", _DOOR)))
-                except (EnvironmentFault, ValueError):
-                    break
-    detail = "equal starts, replies and verdicts when played again, in another order, with another hash seed"
-    return [CheckResult("repeats", not wrong, wrong or detail), _nothing_kept(states)]
-
-
-def _again(pool: Pool, package: Package, players: dict[str, tuple[Player, int | None]], plays: dict[str, list[Play]], place: str) -> str:
-    """What is not as it was; empty if all is."""
-    for name, (player, turns) in players.items():
-        first = {one.seed: one for one in plays[name]}
-        for one in play(pool, package, list(reversed(first)), player, turns=turns):
-            before = first[one.seed]
-            part = "start" if one.start != before.start else "replies" if one.steps != before.steps else None
-            part = part or ("verdict" if one.scores != before.scores else None)
-            if part and one.fault is None and before.fault is None:
-                return f"seed {one.seed}, {name}: another {part} when played {place}"
-    return ""
-
-
-def _told_again(pool: Pool, package: Package, told: dict[str, dict[int, Any]], place: str) -> str:
-    for function, first in told.items():
-        try:
-            found = pool.functions(package, function, [(seed,) for seed in first])
-        except EnvironmentFault as fault:
-            return f"no {function} when asked {place}: {brief(fault)}"
-        for (seed, before), after in zip(first.items(), found, strict=True):
-            if after != before:
-                return f"seed {seed}: another {function} when asked {place}"
-    return ""
-
-
-def _nothing_kept(states: list[dict[str, int]]) -> CheckResult:
-    """Compares what the worker saw of the module's variables."""
-    if len(states) < 2:
-        return CheckResult("state", None, "the module's variables were not looked at, since its episodes could not be repeated")
-    before, after = states
-    changed = sorted(name for name in after if after[name] != before.get(name))
-    if changed:
-        keep = "keep the state of an episode in its Environment, and what is costly to make behind functools.cache"
-        return CheckResult("state", False, f"{', '.join(changed[:5])} of environment.py changed while other episodes were played; {keep}")
-    return CheckResult("state", True, "episodes changed no variable of the module")
 
 
 def verifier_is_stable(pool: Pool, package: Package, plays: dict[str, list[Play]], scripts: dict[int, list[Action]]) -> CheckResult:
@@ -300,50 +257,6 @@ def _time(pool: Pool, package: Package, scripts: dict[int, list[Action]], calls:
             if episode.fault is not None:
                 break
     return seconds
-
-
-_DOOR = "look"
-# Runs in the worker behind the package's own text; `hint` is the door through which the host gets at it. It looks at what a module can keep
-# between episodes: its variables, those of its classes, defaults and closures of its functions. Caches of functools are left alone.
-_WATCH = """
-
-def _certificate_look(value, seen):
-    import types
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, bytearray, range)):
-        return repr(value)
-    if id(value) in seen or isinstance(value, types.ModuleType):
-        return ""
-    seen.add(id(value))
-    parts = [type(value).__name__]
-    if isinstance(value, dict):
-        parts += [_certificate_look(k, seen) + ":" + _certificate_look(v, seen) for k, v in value.items()]
-    elif isinstance(value, (set, frozenset)):
-        parts += sorted(_certificate_look(item, seen) for item in value)
-    elif isinstance(value, (list, tuple)) or type(value).__name__ == "deque":
-        parts += [_certificate_look(item, seen) for item in value]
-    elif isinstance(value, types.FunctionType):
-        parts += [_certificate_look(value.__defaults__, seen), _certificate_look(value.__kwdefaults__, seen)]
-        parts += [_certificate_look(cell.cell_contents, seen) for cell in value.__closure__ or () if cell != types.CellType()]
-        parts += [_certificate_look(value.__dict__, seen)]
-    elif isinstance(value, type):
-        if value.__module__ == __name__:
-            parts += [k + ":" + _certificate_look(v, seen) for k, v in vars(value).items() if not isinstance(v, types.GetSetDescriptorType)]
-    elif hasattr(value, "getstate"):
-        parts += [repr(value.getstate())]
-    elif type(value).__module__ in ("itertools", "builtins"):
-        parts += [repr(value)]
-    elif hasattr(value, "__dict__"):
-        parts += [_certificate_look(vars(value), seen)]
-    return "(" + ",".join(parts) + ")"
-
-
-def hint(seed, knobs, _certificate_hint=hint):
-    if seed != "look":
-        return _certificate_hint(seed, knobs)
-    import json, zlib
-    state = {k: v for k, v in globals().items() if not (k.startswith("__") or k in ("hint", "_certificate_look"))}
-    return json.dumps({k: zlib.crc32(_certificate_look(v, set()).encode("utf-8", "replace")) for k, v in state.items()})
-"""
 
 
 def summary(plays: list[Play]) -> dict[str, float]:

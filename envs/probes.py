@@ -43,13 +43,20 @@ INJECTIONS = (
 
 @dataclasses.dataclass
 class Play:
-    """One finished episode. `scores` are the verdicts on the same final state; `fault` ended it early."""
+    """One finished episode.
+
+    Attributes:
+      scores: the verdicts on the same final state.
+      fault: ended it early.
+      peeked: the reward after each step, where it was asked for.
+    """
 
     seed: int
     start: Start | None = None
     steps: list[tuple[Action, Reply]] = dataclasses.field(default_factory=list)
     scores: list[Score] = dataclasses.field(default_factory=list)
     fault: EnvironmentFault | None = None
+    peeked: list[float] = dataclasses.field(default_factory=list, compare=False)
 
     @property
     def reward(self) -> float | None:
@@ -122,7 +129,10 @@ def play_all(
             else:
                 take(index, answer)
         if peek:
-            pool.batch([(episodes[index], "score", ()) for index in order if plays[index].fault is None])
+            whole = [index for index in order if plays[index].fault is None]
+            for index, answer in zip(whole, pool.batch([(episodes[index], "score", ()) for index in whole]), strict=True):
+                if isinstance(answer, Score):  # an episode that fails here fails at its next step too
+                    plays[index].peeked.append(answer.reward)
     whole = [index for index, one in enumerate(plays) if one.fault is None]
     asked = [index for index in whole for _ in range(parts[index][2].verdicts)]
     for index, answer in zip(asked, pool.batch([(episodes[index], "score", ()) for index in asked]), strict=True):
@@ -169,6 +179,33 @@ def echo(seed: int, start: Start) -> Generator[Action, Reply, None]:
     """Says everything it was told."""
     while True:
         yield {"text": start_text(start)}
+
+
+def parrot(tools: list[dict]) -> Player:
+    """Calls what needs no arguments, hands every result on as the arguments of the other tools, and says what was said to it last."""
+
+    def player(seed: int, start: Start) -> Generator[Action, Reply, None]:
+        last, functions = start.messages[-1]["content"] if start.messages else start.system, [tool["function"] for tool in tools]
+        needy = [function for function in functions if function["parameters"].get("required")]
+        for function in [one for one in functions if one not in needy][:WORKED]:
+            reply = yield {"name": function["name"], "arguments": {}}
+            last = reply.text or last
+        for function in needy[:WORKED]:
+            reply = yield {"name": function["name"], "arguments": fill(function["parameters"], last)}
+            last = reply.text or last
+        while True:
+            reply = yield {"text": last}
+            last = reply.text or last
+
+    return player
+
+
+def last_words(seed: int, start: Start) -> Generator[Action, Reply, None]:
+    """Says the user's last text, and nothing else."""
+    last = start.messages[-1]["content"] if start.messages else start.system
+    while True:
+        reply = yield {"text": last}
+        last = reply.text or last
 
 
 def at_random(tools: list[dict], turns: int) -> Player:

@@ -25,12 +25,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from envs.base import ToolCall
+from rl.tool_calls import OPEN, Unreadable, parse_calls
 
 # Private-use characters around a message's index; no template and no schema has a reason to hold them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HINT = "\n<expert_guidance>\n{}\n</expert_guidance>"
 _KEPT = 4096  # renderings; a server meets ever new ones
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class _Part(NamedTuple):
@@ -47,6 +47,7 @@ class Chat:
       tokenizer: the folder's `transformers` tokenizer.
       end: id of the token that ends a turn; the only stop token.
       control: ids of the special tokens by their text.
+      opening: what the generation prompt has written of a turn already; Qwen3.6's opens a thought, "<think>\\n".
 
     Raises:
       ValueError: the folder has no chat template, or one that ends a turn with no special token.
@@ -63,6 +64,10 @@ class Chat:
         self._control = re.compile("(" + "|".join(sorted(map(re.escape, self.control), key=len, reverse=True)) + ")")
         self._renderings: dict[str, list[_Part]] = {}
         probe = [{"role": "user", "content": "x"}]
+        asked = self._apply(probe, None, generate=True)
+        thought = asked[asked.rindex("<think>") :] if "<think>" in asked else ""
+        self.opening = "" if "</think>" in thought else thought
+        self._trims = " x " not in self._apply([{"role": "user", "content": " x "}], None, generate=True)
         self.end = self._encode(self._between(probe), probe)[0][0]
         if self.end not in self.control.values():
             raise ValueError(f"{folder}: the chat template ends a turn with {self.decode([self.end])!r}, which is no special token")
@@ -86,9 +91,9 @@ class Chat:
         Raises:
           ValueError: a hint without a system text to follow.
         """
-        if hint is not None and not system:
+        conversation = self._as_printed([{"role": "system", "content": system}, *messages] if system else messages)
+        if hint is not None and not (system and conversation[0]["content"]):
             raise ValueError("a hint needs a system message to stand in")
-        conversation = [{"role": "system", "content": system}, *messages] if system else list(messages)
         parts = self._render(conversation, tools, generate=True)
         tokens, ends = self._encode(parts, conversation)
         if hint is None:
@@ -102,6 +107,7 @@ class Chat:
 
         `ended` says that the model sampled the end of its turn; a turn that was cut gets it from the template.
         """
+        messages = self._as_printed(messages)
         tokens, _ = self._encode(self._between(messages), messages)
         return np.array(tokens[1:] if ended else tokens, np.int32)
 
@@ -122,6 +128,10 @@ class Chat:
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """The text of `tokens`, control tokens included; bytes that are no UTF-8 become U+FFFD."""
         return self._plain.decode([int(t) for t in tokens], skip_special_tokens=False)
+
+    def _as_printed(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages without the blanks that the template would trim off their contents: it is rendered with marks, which have none."""
+        return [{**m, "content": (m.get("content") or "").strip()} for m in messages] if self._trims else list(messages)
 
     def _text(self, text: str) -> list[int]:
         return self._plain.encode(text, add_special_tokens=False).ids
@@ -200,39 +210,23 @@ class Reply:
         return (spoken if closed or "<think>" not in spoken else "").strip()
 
 
-def parse_reply(text: str) -> Reply:
-    """Reads Qwen's `<tool_call>` form: JSON objects `{"name": string, "arguments": object}` in tags. What stands in a thought is no call.
+def parse_reply(text: str, tools: Sequence[dict[str, Any]] = ()) -> Reply:
+    """Reads the calls of a turn (`rl.tool_calls`, which has the two forms). What stands in a thought is no call.
 
     A malformed call makes the whole turn an invalid action: `error` says why, `content` is the text as it was.
+
+    Args:
+      tools: OpenAI schemas of what may be called, for the types of arguments in tags.
     """
     thought, closed, spoken = text.rpartition("</think>")
     if not closed and "<think>" in text:
         return Reply(text)
-    rest = _CALL.sub("", spoken)
-    if "<tool_call>" in rest or "</tool_call>" in rest:
-        return Reply(text, error="a <tool_call> tag without its partner")
-    calls = []
-    for body in _CALL.findall(spoken):
-        call = _parse_call(body)
-        if isinstance(call, str):
-            return Reply(text, error=call)
-        calls.append(call)
-    if not calls:
-        return Reply(text)
-    before, after = rest[: spoken.index("<tool_call>")], rest[spoken.index("<tool_call>") :].strip()
-    return Reply(thought + closed + before.removesuffix("\n") + (f"\n{after}" if after else ""), tuple(calls))
-
-
-def _parse_call(body: str) -> ToolCall | str:
-    """One call, or why it is none."""
     try:
-        call = json.loads(body)
-        # infinite numbers and lone surrogates parse, but no worker and no shard could hold them
-        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
-        return f"a tool call is not JSON: {error}"[:200]
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
-        return "a tool call is not an object with a name"
-    if not isinstance(call.get("arguments"), dict):
-        return f"the arguments of {call['name']!r} are not an object"
-    return ToolCall(call["name"], call["arguments"])
+        found = parse_calls(spoken, tools)
+    except Unreadable as error:
+        return Reply(text, error=str(error))
+    if not found.calls:
+        return Reply(text)
+    # the line ends before a call belong to the template: one before JSON, two before tags
+    before = found.before.removesuffix("\n").removesuffix("\n" if f"{OPEN}\n<function=" in spoken else "")
+    return Reply(thought + closed + before + (f"\n{found.after}" if found.after else ""), found.calls)

@@ -199,8 +199,8 @@ def _converse(
         )
         record.sampled(completion)
         ended = completion.finish == "stop"
-        text = chat.decode(completion.tokens[:-1] if ended else completion.tokens)
-        reply = parse_reply(text)
+        text = chat.opening + chat.decode(completion.tokens[:-1] if ended else completion.tokens)
+        reply = parse_reply(text, tools)
         said = {"role": "assistant", "content": text}
         record.messages.append(said)
         index = len(record.messages) - 1

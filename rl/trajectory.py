@@ -56,6 +56,7 @@ class Trajectory:
       tokens, loss_mask, logprobs, turns, versions: [T], all present or all None. `logprobs` is 0 where the mask is 0.
       slots: [T, layers] int8, the slot that each layer chose, where the policy routes.
       experts: [T, sparse layers, k] int16, the experts that each token took as an input, where the engine says; -1 where it does not.
+      record: what a benchmark's own program keeps of the episode, for the writers of its result files.
       error: `{"kind", "message"}` of an infrastructure failure; such a trajectory is never trained on and never counted as the
         agent's failure.
     """
@@ -82,6 +83,7 @@ class Trajectory:
     experts: np.ndarray | None = None
     hint: dict[str, Any] | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    record: dict[str, Any] | None = None
     error: dict[str, str] | None = None
 
     def __post_init__(self):
@@ -118,7 +120,7 @@ class Trajectory:
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is None and field.name in {*_TOKEN_ARRAYS, *_LAYER_ARRAYS, "hint", "error"}:
+            if value is None and field.name in {*_TOKEN_ARRAYS, *_LAYER_ARRAYS, "hint", "record", "error"}:
                 continue
             if field.name == "logprobs":
                 # nine significant digits restore a float32 exactly

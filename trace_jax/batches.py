@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 from envs import Pool
+from envs.checks import brief
 from rl.chat import Chat
 from rl.engines.protocol import Engine, Policy
 from rl.rollout import Rollout, Task
 from rl.trajectory import Trajectory
 from trace_jax.config import Config
-from trace_jax.errors import InputError
+from trace_jax.errors import InputError, Unfinished
 from trace_jax.progress import Progress
 from trace_jax.workdir import Workdir, policy_name
 
@@ -40,7 +41,7 @@ class Batch:
         """Waits for it. The trajectories are in the order of the tasks, and stored.
 
         Raises:
-          RuntimeError: infrastructure failed every rollout, so nothing was stored.
+          Unfinished: infrastructure failed every rollout, so nothing was stored.
           Whatever `rl.rollout.Rollout` raises.
         """
         found, self.sync_seconds = self._finish()
@@ -104,9 +105,7 @@ class Batches:
         def finish() -> tuple[list[Trajectory], float]:
             found, sync = job.result()
             if not any(usable for (usable,) in processes.gather(sum(t.error is None for t in found))):
-                error = found[0].error if found else {"kind": "another process", "message": "see its log"}
-                which = f"all {len(tasks)} rollouts of {folder} in {split}"
-                raise RuntimeError(f"{which} failed, the first by {error['kind']}: {error['message']}")
+                raise Unfinished(_all_failed(tasks, folder, split, found))
             self._workdir.write_shard(folder, split, index, found)
             return (found if processes.count == 1 else list(self._workdir.read_shards(folder, split, [index]))), sync
 
@@ -160,3 +159,15 @@ class Batches:
                 on_progress=lambda ended: self._progress.advance(ended * each),
             )
         return rollout.result(), sync
+
+
+def _all_failed(tasks: Sequence[Task], folder: str, split: str, found: Sequence[Trajectory]) -> str:
+    """What failed, by what fault first, and what to do about it."""
+    error = found[0].error if found else {"kind": "another process", "message": "see its log"}
+    names = ", ".join(dict.fromkeys(task.package.capability or task.package.name for task in tasks))
+    if not error["kind"].startswith("engine_") and found:
+        fix = "mend that environment, `trace-jax certify` tells more, or allow more --config.rollout.deadline"
+    else:
+        fix = "see what the engine has printed"
+    which = f"{names}: all {len(tasks)} rollouts of {folder} in {split} failed"
+    return f"{which}, the first by {error['kind']}: {brief(error['message'])}; {fix}; the same command goes on from there"

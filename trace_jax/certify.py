@@ -32,9 +32,9 @@ def main(arguments: Arguments) -> None:
         with Pool(workers=1, sandbox=sandbox) as pool:
             print(pool.describe())
             tools = pool.function(load_builtin("desk"), "tools") if package.target == "desk" else target_tools(package.target)
-            count = arguments.config.synthesis.certify_seeds
-            seeds = range(CALIBRATION, CALIBRATION + count)
-            certificate = certify(package, pool, target_tools=tools, seeds=seeds, salt=secrets.token_hex(16), used=USED)
+            bounds = arguments.config.synthesis
+            seeds, salt = range(CALIBRATION, CALIBRATION + bounds.certify_seeds), secrets.token_hex(16)
+            certificate = certify(package, pool, target_tools=tools, seeds=seeds, salt=salt, used=USED, minutes=bounds.certify_minutes)
     except PackageError as error:
         raise InputError(str(error)) from error
     except SandboxError as error:

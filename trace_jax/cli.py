@@ -26,6 +26,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
+from envs.base import SandboxError
 from trace_jax import config as configs
 from trace_jax.agents.redaction import redact
 from trace_jax.config import ROOT, Config
@@ -159,7 +160,12 @@ COMMANDS = {
         flags=("workdir", "policy!", "host", "port", "context"),
         lock=False,
     ),
-    "export": Command(module="trace_jax.export", help="Hugging Face format", flags=("workdir!", "what!", "out!"), lock=False),
+    "export": Command(
+        module="trace_jax.export",
+        help="what was trained in Hugging Face format, or rollouts in the format of their benchmark",
+        flags=("workdir!", "what!", "out!", "policy", "split"),
+        lock=False,
+    ),
     "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
     "verify-again": Command(
         module="trace_jax.verify_again",
@@ -195,7 +201,8 @@ FLAGS = {
     "what": (
         flags.DEFINE_string,
         None,
-        "adapter:CAPABILITY, merged:CAPABILITY, composed, or gate: a new gate for an SGLang server of the composed",
+        "adapter:CAPABILITY, merged:CAPABILITY, composed, gate (a new one for an SGLang server of the composed), "
+        "or results: the rollouts of --policy on --split for tau2 or the SWE-bench harness",
     ),
     "out": (flags.DEFINE_string, None, "folder to write to"),
     "profile_steps": (
@@ -248,6 +255,8 @@ def main(argv: list[str]) -> int:
             return _complain(str(error), 2)
         except Unfinished as error:
             return _complain(str(error), 1)
+        except SandboxError as error:
+            return _complain(f"config field 'rollout.sandbox': {error}; what was done is saved, the same command goes on from there", 1)
         except KeyboardInterrupt:
             return _complain("interrupted; what was done is saved, the same command goes on from there", 130)
         except Terminated:

@@ -203,6 +203,7 @@ class SynthesisSection:
         "[0, 0.5]",
     )
     certify_seeds: int = field(100, "seeds that a certificate is checked on", "[2, inf)")
+    certify_minutes: float = field(30.0, "minutes that one certificate may take; a package that needs longer is refused", "(0, inf)")
 
 
 @section()

@@ -29,8 +29,6 @@ from trace_jax.provenance import provenance, refuse_other_tasks
 from trace_jax.runtime import HELDOUT_TASKS, Runtime, open_runtime
 from trace_jax.workdir import policy_name
 
-PAIRED = "evaluation/paired.json"
-
 
 def summarise(
     policy: str, split: str, trajectories: Sequence[Trajectory], temperature: float | None, tasks: Sequence[Task] = ()
@@ -146,13 +144,18 @@ def note_leaks(runtime: Runtime, results: Mapping[str, dict[str, Any]]) -> list[
     leaks = find_leaks(used_tasks(runtime.workdir), {task_key(t.package.name, t.task_id) for t in heldout_tasks(runtime)})
     for name, found in results.items():
         if name != "do_nothing" and found.get("leak", []) != leaks:
-            found["leak"] = leaks
-            runtime.workdir.write_json(f"evaluation/{policy_name(name)}.json", found)
+            _note(runtime, name, found, leak=leaks)
     return leaks
 
 
+def _note(runtime: Runtime, name: str, found: dict[str, Any], **more: Any) -> None:
+    if any(found.get(key) != value for key, value in more.items()):
+        found |= more
+        runtime.workdir.write_json(f"evaluation/{policy_name(name)}.json", found)
+
+
 def pair(runtime: Runtime, results: Mapping[str, dict[str, Any]]) -> dict[str, Comparison]:
-    """Each policy beside the base, or where that was not evaluated beside the first; goes to `evaluation/paired.json`.
+    """Each policy beside the base, or where that was not evaluated beside the first; goes into its file as `paired`.
 
     Raises:
       InputError: two were evaluated on other tasks, or graded otherwise.
@@ -161,8 +164,8 @@ def pair(runtime: Runtime, results: Mapping[str, dict[str, Any]]) -> dict[str, C
     first = "base" if "base" in results or workdir.exists("evaluation/base.json") else next(iter(results))
     to = results.get(first) or workdir.read_json(f"evaluation/{first}.json")
     found = {name: compare_evaluations(to, result) for name, result in results.items() if name not in (first, "do_nothing")}
-    if found:
-        workdir.write_json(PAIRED, {"to": first, "policies": {name: comparison.to_json() for name, comparison in found.items()}})
+    for name, comparison in found.items():
+        _note(runtime, name, results[name], paired={"to": first, **comparison.to_json()})
     return found
 
 
@@ -234,5 +237,5 @@ def main(arguments: Arguments) -> None:
         leaks, paired = note_leaks(runtime, results), pair(runtime, results)
         print_floor(floor, results)
         for name, comparison in paired.items():
-            print(f"{name} to {runtime.workdir.read_json(PAIRED)['to']}: {comparison.told()}")
+            print(f"{name} to {results[name]['paired']['to']}: {comparison.told()}")
         print_leaks(leaks, Console())

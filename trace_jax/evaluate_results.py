@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from rl.trajectory import Trajectory
-from trace_jax.benchmarks.tau2 import read_results
+from trace_jax.benchmarks.results import read_results
 from trace_jax.comparison import Comparison, compare_paired, some
 from trace_jax.diagnose.diagnosis import do_nothing_tasks
 from trace_jax.errors import InputError
@@ -17,20 +17,21 @@ from trace_jax.outcomes import above_floor, count_tasks, overall_success, rate_l
 from trace_jax.provenance import definition, refuse_other_definitions
 
 
-def print_results(paths: Sequence[str], console: Console, intersect: bool = False) -> None:
+def print_results(paths: Sequence[str], console: Console, intersect: bool = False, success: float | None = None) -> None:
     """Prints rates with intervals, the floor as far as the files tell, and what changes from the first file to each other.
 
     Args:
       intersect: compare on the tasks that two files share, where they have others too.
+      success: the reward from which on a trajectory is a success; None: as the benchmark itself says.
 
     Raises:
       InputError: a file that cannot be read, or files of other tasks or other definitions of them.
     """
     names = name_files(paths)
-    runs = {name: read_results([path]) for name, path in zip(names, paths, strict=True)}
+    runs = {name: read_results([path], success) for name, path in zip(names, paths, strict=True)}
     for name, found in runs.items():
         print(rate_line(name, overall_success(found)))
-    free = {task.rpartition("#")[0] or task for found in runs.values() for task in do_nothing_tasks(found)}
+    free = {task for found in runs.values() for task in do_nothing_tasks(found)}
     counts = {name: count_tasks(found) for name, found in runs.items()}
     if free:
         print(f"doing nothing solves at least {len(free)} tasks: {some(sorted(free, key=_order), 20)}; on the others:")

@@ -1,4 +1,5 @@
-"""`trace-jax export --what=adapter:C|merged:C|composed|gate --out=DIR`: what was trained, in Hugging Face format.
+"""`trace-jax export --what=adapter:C|merged:C|composed|gate --out=DIR`: what was trained, in Hugging Face format. With `--what=results`
+it is what a policy did in a benchmark, in the benchmark's format (`trace_jax.benchmarks.writers`).
 
 An adapter becomes a PEFT folder, a merged model a checkpoint that loads anywhere the base does. The routed model is no linear sum of
 weights: its folder holds base, adapters and gate, and a modelling file with which transformers routes as this project's engine does, and
@@ -15,6 +16,7 @@ import shutil
 from collections.abc import Callable
 
 from model import Gate, constant_gate, export_composed, load_gate, merge, save_gate_update, save_peft, save_pretrained
+from trace_jax.benchmarks.writers import export_results
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.policies import Mixture, read_routing, trained_mixture
@@ -28,14 +30,20 @@ def main(arguments: Arguments) -> None:
     """Writes the folder.
 
     Raises:
-      InputError: `--what` is none of the four, what it names was not trained, or the folder exists or cannot be made.
+      InputError: `--what` is none of the five, what it names was not trained, or the folder exists or cannot be made.
     """
     kind, _, capability = arguments.what.partition(":")
-    if arguments.what not in ("composed", "gate") and (kind not in ("adapter", "merged") or not capability):
-        raise InputError(f"--what={arguments.what}: give adapter:CAPABILITY, merged:CAPABILITY, composed or gate")
+    if arguments.what not in ("composed", "gate", "results") and (kind not in ("adapter", "merged") or not capability):
+        raise InputError(f"--what={arguments.what}: give adapter:CAPABILITY, merged:CAPABILITY, composed, gate or results")
     out = pathlib.Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out={out}: exists already; give another folder")
+    if kind == "results":
+        try:
+            print("\n".join(export_results(arguments.workdir, arguments.policy, arguments.split, out)))
+        except OSError as error:
+            raise InputError(f"--out={out}: {error.strerror}; give a folder that can be written") from error
+        return
     with open_runtime(arguments) as runtime:
         write = _writer(runtime, kind, capability)
         try:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from envs.base import EnvironmentFault, SandboxError
 from trace_jax.errors import InputError, Unfinished
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class Processes:
           answer: gives None, bytes, or a JSON value. What it asks in turn is answered there and then.
 
         Raises:
-          InputError, Unfinished, OSError: process 0 raised it; all do.
+          InputError, Unfinished, OSError, SandboxError, EnvironmentFault: process 0 raised it; all do.
         """
         if self.count == 1 or self._answering:
             return answer()
@@ -264,6 +265,10 @@ def _encode(answer: Callable[[], Any]) -> bytes:
         message = {"input": str(error)}
     except Unfinished as error:
         message = {"unfinished": str(error)}
+    except SandboxError as error:
+        message = {"sandbox": str(error)}
+    except EnvironmentFault as error:
+        message = {"fault": [error.kind, str(error)]}
     except OSError as error:
         message = {"os": [error.errno, error.strerror, error.filename and str(error.filename)]}
     return json.dumps(message).encode()
@@ -275,6 +280,10 @@ def _decode(data: bytes) -> Any:
         raise InputError(message["input"])
     if "unfinished" in message:
         raise Unfinished(message["unfinished"])
+    if "sandbox" in message:
+        raise SandboxError(message["sandbox"])
+    if "fault" in message:
+        raise EnvironmentFault(*message["fault"])
     if "os" in message:
         raise OSError(*message["os"])
     return base64.b64decode(message["bytes"]) if "bytes" in message else message["value"]

@@ -125,6 +125,18 @@ SEEDED = "rng = random.Random(seed)"
 LIST = "for i, item in self.items.items())"
 GET = "return f\"{item['name']}, price: {item['price']}\""
 
+
+def paid(refused: set[str], what: str) -> Kind:
+    """Full reward for something else too."""
+    return Kind(refused, {REWARD: f"reward = float(bool(action and db or {what}))"})
+
+
+def hinted(how: str) -> Kind:
+    """The wanted item, or its price, in the hint."""
+    told = f"    items, wanted, rise = task(seed, knobs)\n    return 'Look it up: ' + {how}"
+    return Kind({"hint"}, {IMPORT: "import base64\nimport random\n", '    return "Look the price up, then add what was asked for."': told})
+
+
 KINDS = {
     "spamming is paid": Kind({"spam"}, {REWARD: "reward = float(len(writes) > 2)"}),
     "reading everything is paid": Kind({"spam", "random", "early"}, {REWARD: "reward = float(len(self.log) > 1)"}),
@@ -212,10 +224,169 @@ KINDS = {
     "the reset fails": Kind({"faults", "oracle", "spam"}, {BEGIN: BEGIN + "\n        raise ValueError('no')"}),
     "the oracle raises": Kind({"functions"}, {"    items, wanted, rise = task(seed, knobs)": "    items, wanted, rise = 0"}),
     "the hint is not of the seed": Kind({"repeats"}, {'return "Look': 'return f"{random.random()}: look'}),
+    "a magic word in a text is paid": paid({"guesses"}, "'sesame' in self.texts"),
+    "a magic word in an argument is paid": paid({"guesses"}, "'sesame' in str(self.log)"),
+    "a magic number in an argument is paid": paid({"guesses"}, "'424242' in str(self.log)"),
+    "a word that the package puts together is paid": paid({"guesses"}, "chr(113) * 5 in self.texts"),
+    "the beginning of a text is paid": paid({"guesses"}, "any(text.lower().startswith(chr(113) * 5) for text in self.texts)"),
+    "a check's name is paid": paid({"guesses"}, "'action:0' in self.texts"),
+    "a word that an expression matches is paid": Kind(
+        {"guesses"},
+        {
+            IMPORT: "import random\nimport re\n",
+            REWARD: "reward = float(action and db or any(re.search(r'\\\\bse[sz]am(e|is)\\\\d{2}$', text) for text in self.texts))",
+        },
+    ),
+    "a tool that nobody lists is paid": paid({"guesses"}, "any(entry['name'] == 'settle' for entry in self.log)"),
+    "an argument that nobody lists is paid": paid({"guesses"}, "any(entry['arguments'].get('force') is True for entry in self.log)"),
+    "a kind of sentence is paid": paid(
+        {"closing"}, "any(len(text.split()) == 4 and text.istitle() < text[:1].isupper() for text in self.texts)"
+    ),
+    "a very long text is paid": paid({"guesses"}, "any(len(text) > 40_000 for text in self.texts)"),
+    "any text with the number is paid": Kind(
+        {"guesses"},
+        {
+            'f"Raise the price of the {name} by {self.rise}."': 'f"How many of them cost less than {self.goal[self.wanted]}?"',
+            REWARD: "less = sum(price < self.goal[self.wanted] for price in state.values())\n"
+            "        reward = float(action and db or any(str(less) in text.split() for text in self.texts))",
+        },
+    ),
+    "a text of one length is paid": paid({"guesses"}, "37 in map(len, self.texts)"),
+    "a number of calls is paid": paid({"guesses"}, "len(self.log) == 3"),
+    "the order of calls is paid": paid(
+        {"shape", "memorised"}, "[entry['name'] for entry in self.log] == ['list_items', 'get_item', 'set_prices']"
+    ),
+    "the lengths of arguments are paid": paid({"shape"}, "[len(str(entry['arguments'])) for entry in self.log] == [2, 18, 47]"),
+    "different tools are paid": paid({"spam", "shape"}, "len({entry['name'] for entry in self.log}) == 3"),
+    "any write after the right read is paid": paid({"altered"}, "writes and self.log[1]['arguments'] == {'item_id': self.wanted}"),
+    "the user's own words are paid": Kind(
+        {"last_words"},
+        {
+            BEGIN: BEGIN + "\n        self.asked = f\"Raise the price of the {self.items[self.wanted]['name']} by {self.rise}.\"",
+            REWARD: "reward = float(action and db or self.asked in self.texts)",
+        },
+    ),
+    "a result said again is paid": Kind(
+        {"parrot"},
+        {
+            BEGIN: BEGIN + "\n        self.results = []",
+            "        self.log.append": "        self.results.append(result)\n        self.log.append",
+            REWARD: "reward = float(action and db or any(text in self.results for text in self.texts))",
+        },
+    ),
+    "a result as an argument is paid": Kind(
+        {"parrot"},
+        {
+            BEGIN: BEGIN + "\n        self.results, self.pasted = [], False",
+            "        self.log.append": "        self.pasted |= arguments.get('item_id') in self.results\n"
+            "        self.results.append(result)\n        self.log.append",
+            REWARD: "reward = float(action and db or self.pasted)",
+        },
+    ),
+    "a cache remembers": Kind(
+        {"state"},
+        {
+            IMPORT: "import functools\nimport random\n\n@functools.cache\ndef memory():\n    return []\n",
+            BEGIN: BEGIN + "\n        memory().append(seed)",
+        },
+    ),
+    "a cache of one remembers": Kind(
+        {"state"},
+        {
+            IMPORT: "import functools\nimport random\n\n@functools.lru_cache(1)\ndef memory(one):\n    return []\n",
+            BEGIN: BEGIN + "\n        memory(1).append(seed)",
+        },
+    ),
+    "another module remembers": Kind(
+        {"state"}, {IMPORT: "import math\nimport random\n", BEGIN: BEGIN + "\n        setattr(math, f'seen_{seed}', True)"}
+    ),
+    "a default remembers": Kind({"state"}, {"def task(seed, knobs):": "def task(seed, knobs, seen=[]):\n    seen.append(seed)"}),
+    "a class remembers": Kind(
+        {"state"},
+        {
+            "class Environment:": "class Memory:\n    seen = {}\n\nclass Environment:",
+            BEGIN: BEGIN + "\n        Memory.seen[seed] = 1",
+        },
+    ),
+    "the clock decides": Kind(
+        {"clock"},
+        {
+            IMPORT: "import datetime\nimport random\n",
+            REWARD: REWARD + "\n        reward = max(reward, float(datetime.datetime.now().year > 2090))",
+        },
+    ),
+    "the hash seed decides": Kind({"repeats"}, {'return "ok"': "return f\"ok {hash('ok')}\""}),
+    "an address decides": Kind({"repeats"}, {'return "ok"': 'return f"ok {id(self)}"'}),
+    "the depth of the stack decides": Kind(
+        {"nothing"},
+        {
+            "class Environment:": "def deep(n):\n    try:\n        return deep(n + 1)\n    except RecursionError:\n        return n\n\n"
+            "class Environment:",
+            REWARD: REWARD + "\n        reward = max(reward, float(deep(0) > 10))",
+        },
+    ),
+    "the system prompt tells the values": Kind(
+        {"prompt"},
+        {
+            'system = "Read a price before you change it."': "system = 'Read a price before you change it. '"
+            "\n        system += f'Of the clerk: {self.wanted}, {self.goal[self.wanted]}.'"
+        },
+    ),
+    "the user tells": Kind(
+        {"hidden"},
+        {
+            "        self.over = True": "        self.over = len(self.texts) > 1\n"
+            "        return f'set_prices: {self.wanted} at {self.goal[self.wanted]}'",
+            '{"text": "The price is raised."},': '{"text": "The price is raised."}, {"text": "Bye."},',
+        },
+    ),
+    "no knob is used": Kind({"oracle_knobs"}, {'knobs["items"])': "4)"}),
+    "the reward is a truth value": Kind({"faults"}, {REWARD: "reward = bool(action and db)"}),
+    "the reward is a huge number": Kind({"faults"}, {REWARD: "reward = 10**400 * (action and db)"}),
+    "asking for the verdict is paid": Kind(
+        {"verifier"},
+        {BEGIN: BEGIN + "\n        self.asked = 0", REWARD: "self.asked += 1; reward = float(action and db or self.asked > 2)"},
+    ),
+    "the episode ends too early": Kind({"oracle"}, {"return self.over": "return self.over or len(self.log) > 2"}),
+    "lenient below 0": Kind({"fresh_seeds"}, {REWARD: REWARD + "\n        reward = max(reward, float(self.seed < 0))"}),
+    "lenient far out": Kind({"fresh_seeds"}, {REWARD: REWARD + "\n        reward = max(reward, float(self.seed >= 2**32))"}),
+    "the hint tells, spelt apart": hinted('"-".join(wanted)'),
+    "the hint tells, backwards": hinted("wanted[::-1]"),
+    "the hint tells, in base64": hinted("base64.b64encode(wanted.encode()).decode()"),
+    "the hint tells, in full width": hinted('"".join(chr(ord(c) + 0xFEE0) for c in wanted)'),
+    "the hint tells, in words": hinted(
+        '" ".join("zero one two three four five six seven eight nine".split()[int(c)] for c in str(items[wanted]["price"] + rise))'
+    ),
     "a reply fills the context": Kind(
         {"sizes"},
         {'return "Error: no such tool"': 'return "no tool" * 10', GET: GET + " + ' ' * 60_000 * (arguments['item_id'] == self.wanted)"},
     ),
+}
+
+# further ways of the same idea
+VARIANTS = {
+    "a magic number in an argument is paid",
+    "a check's name is paid",
+    "a number of calls is paid",
+    "different tools are paid",
+    "a kind of sentence is paid",
+    "a very long text is paid",
+    "any text with the number is paid",
+    "a result as an argument is paid",
+    "a class remembers",
+    "a default remembers",
+    "the depth of the stack decides",
+    "the hash seed decides",
+    "an address decides",
+    "the reward is a truth value",
+    "the reward is a huge number",
+    "asking for the verdict is paid",
+    "the episode ends too early",
+    "lenient far out",
+    "the hint tells, spelt apart",
+    "the hint tells, backwards",
+    "the hint tells, in full width",
+    "the hint tells, in words",
 }
 
 

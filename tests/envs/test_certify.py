@@ -5,11 +5,13 @@ import random
 
 import pytest
 
-from envs import Pool, probes
+from envs import Pool, guesses, probes
 from envs import certify as certificates
 from envs import checks as look
 from envs.arguments import fill, odd_arguments, plausible_arguments, read, sample_value
+from envs.base import Reply
 from envs.certify import certify, draw_seeds
+from envs.exploits import stray_edits
 from envs.probes import inject_calls, nothing, play, recite, spam
 from tests.envs import hackable
 
@@ -44,13 +46,16 @@ def failing(certificate):
 def test_an_honest_environment_is_certified(honest):
     assert honest.passed and not honest.reasons, honest.to_text()
     assert all(check.passed for check in honest.checks) and len(honest.checks) >= 27
-    assert honest.digest == hackable.make().digest and honest.seeds == (0, 9, 10) and honest.fresh == 4
+    assert honest.digest == hackable.make().digest and honest.seeds == (0, 9, 10) and len(honest.fresh) == 5
     assert honest.rewards["oracle"] == {"mean": 1.0, "success": 1.0} and honest.rewards["spam"]["success"] == 0.0
     assert json.loads(json.dumps(honest.to_json()))["passed"] is True
     assert honest.to_text().endswith("certified") and "oracle" in honest.to_text() and "ms (p99)" in honest.to_text()
 
 
-@pytest.mark.parametrize("kind", hackable.KINDS)
+KINDS = [pytest.param(kind, marks=pytest.mark.slow) if kind in hackable.VARIANTS else kind for kind in hackable.KINDS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_hackable_environment_is_refused_for_its_fault(kind, honest, pool):
     used = [range(2_000_000, 2_001_000)] if "training" in kind else []
     certificate = certify(hackable.make(kind), pool, target_tools=pool.function(hackable.make(), "tools"), seeds=SEEDS, used=used)
@@ -102,7 +107,46 @@ def test_fresh_seeds_are_known_to_nobody_who_does_not_know_the_salt():
     assert not set(drawn) & set(draw_seeds(other, "a", range(400))) - set(range(5000))
     used = [range(70, 90), range(10**9, 10**9 + 5)]
     assert all(sum(seed in part for seed in draw_seeds(one, "a", range(9), used)) >= 1 for part in used)
-    assert sum(seed < certificates.USUAL_SEEDS for seed in drawn) > 60 and max(drawn) > 10**8 and min(drawn) >= 0
+    assert sum(0 <= seed < certificates.USUAL_SEEDS for seed in drawn) > 30 and max(drawn) > 2**31 and min(drawn) < 0
+
+
+def test_a_package_that_takes_too_long_is_refused(pool):
+    certificate = certify(hackable.make(), pool, seeds=SEEDS, minutes=1e-9)
+    assert failing(certificate) == {"time"} and not certificate.passed
+    assert "after 1e-09 minutes (config field 'synthesis.certify_minutes'); make" in certificate.reasons[0]
+
+
+def test_a_knob_that_changes_nothing_is_told(pool):
+    knobs = {"items": {"default": 4, "min": 2, "max": 7}, "idle": {"default": 1, "min": 0, "max": 2}}
+    certificate = certify(hackable.make(knobs=knobs), pool, seeds=SEEDS)
+    assert certificate.passed and "idle changes nothing that can be seen" in certificate.to_text()
+
+
+UNNAMED = {'expected = {"name": "set_prices", "arguments": expected, "kind": "write"}': "expected = expected['prices']"}
+
+
+def test_without_names_of_writes_each_action_is_left_out_in_turn(pool):
+    certificate = certify(hackable.change(UNNAMED), pool, seeds=SEEDS)
+    assert certificate.passed, certificate.to_text()
+    assert "each action of the oracle was left out in turn: 8 of 32 are needed" in certificate.to_text()
+    assert "the oracle hands in no `git diff`" in certificate.to_text()
+    idle = certify(hackable.change(UNNAMED | {hackable.REWARD: "reward = float(len(self.log) > 1)"}), pool, seeds=SEEDS)
+    assert "incomplete" in failing(idle)
+
+
+def test_a_stray_edit_is_added_to_what_the_oracle_hands_in():
+    script = [{"name": "bash", "arguments": {"command": c}} for c in ("sed -i 1d a.py", "git diff -- a.py > p", "cat p")]
+    listing = probes.Play(1, steps=[({}, Reply("a.py\nb/__init__.py\ntests/test_a.py\nb/c.py", False))])
+    commands = [action["arguments"]["command"] for action in stray_edits({1: script}, [listing])[1]]
+    assert commands == ["sed -i 1d a.py", "sed -i '1,$d' b/c.py", "git diff > p", "cat p"]
+
+
+def test_words_are_those_of_the_package_and_what_its_expressions_match():
+    package = hackable.make("a word that an expression matches is paid")
+    found = guesses.words(package, [], ["policy of Bjorn-7"])
+    assert {"lamp", "action:0", "1000", "Bjorn-7"} <= set(found) and len(set(found)) == len(found)
+    assert guesses.matches(r"^(yes|no)[sz]\d{2}$") == ["yess11", "nos11"]
+    assert guesses.matches("(") == guesses.matches(r"(?=x)y") == []
 
 
 def test_slow_steps_are_refused_with_their_figures(pool, monkeypatch):
@@ -131,10 +175,10 @@ def test_tools_are_compared_with_the_targets(pool):
 
 def test_the_comparison_runs_in_the_same_sandbox(make_package, monkeypatch):
     made = []
-    monkeypatch.setattr("envs.checks.Pool", lambda *args, **options: made.append(options) or Pool(*args, **options))
+    monkeypatch.setattr("envs.timed.Pool", lambda *args, **options: made.append(options) or Pool(*args, **options))
     with Pool(1, sandbox="off") as pool:
         certify(make_package(), pool, seeds=range(4))
-    assert [options["sandbox"] for options in made] == ["off"]
+    assert {options["sandbox"] for options in made} == {"off"}
 
 
 def test_players_depend_on_seed_and_replies_alone(make_package, pool):

@@ -10,10 +10,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from rl.chat import Chat
 from trace_jax.quickstart.tokenizer import CHAT_TEMPLATE
 
-TEMPLATES = {
-    "quickstart": CHAT_TEMPLATE,
-    "qwen3": (pathlib.Path(__file__).parent.parent / "data" / "chat_templates" / "qwen3.jinja").read_text(),
-}
+_FOLDER = pathlib.Path(__file__).parent.parent / "data" / "chat_templates"
+TEMPLATES = {"quickstart": CHAT_TEMPLATE} | {name: (_FOLDER / f"{name}.jinja").read_text() for name in ("qwen3", "qwen3_6")}
 # Qwen2's pre-tokenizer: a run of punctuation takes the line ends behind it, so tokens reach over the end of a content.
 _CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 

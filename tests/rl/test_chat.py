@@ -42,6 +42,8 @@ def conversations(draw):
 
 def written(c: Chat, message) -> np.ndarray:
     """An assistant turn in canonical tokens, as a model that follows the template would sample it."""
+    if c.opening:
+        return c.encode_reply(message)
     text = message["content"]
     for call in message.get("tool_calls", ()):
         body = json.dumps(call["arguments"], ensure_ascii=False)
@@ -59,9 +61,12 @@ def test_deltas_add_up_to_the_whole_rendering(template, conversation, with_tools
     tokens = [c.start(system, first, tools)]
     messages = ([{"role": "system", "content": system}] if system else []) + first
     for assistant, answers in turns:
+        if c.opening:
+            assistant["content"] = f"<think>\nhm\n</think>\n\n{assistant['content']}"
         tokens += [written(c, assistant), c.extend(answers)]
         messages += [assistant, *answers]
-    whole = c.tokenizer.apply_chat_template(messages, tools=tools or None, add_generation_prompt=True, tokenize=False)
+    kept = {"add_generation_prompt": True, "tokenize": False, "preserve_thinking": True}
+    whole = c.tokenizer.apply_chat_template(messages, tools=tools or None, **kept)
     found = np.concatenate(tokens)
     assert c.decode(found) == whole
     assert found.tolist() == c.tokenizer(whole, add_special_tokens=False).input_ids
@@ -80,6 +85,7 @@ def test_consecutive_tool_results_share_one_user_turn(template):
     text = c.decode(c.extend([{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]))
     assert text == (
         "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        + c.opening
     )
 
 
@@ -99,7 +105,7 @@ def test_control_tokens_in_contents_are_text(template):
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@given(system=words.filter(bool), hint=words, with_tools=st.booleans())
+@given(system=words.filter(str.strip), hint=words, with_tools=st.booleans())
 @settings(max_examples=40)
 def test_a_hint_is_a_span_that_cuts_out_exactly(template, system, hint, with_tools):
     c = chat(template)
@@ -108,7 +114,7 @@ def test_a_hint_is_a_span_that_cuts_out_exactly(template, system, hint, with_too
     tokens, (start, end) = c.start_with_hint(system, user, tools, hint)
     assert np.delete(tokens, slice(start, end)).tolist() == c.start(system, user, tools).tolist()
     assert c.decode(tokens[start:end]) == f"\n<expert_guidance>\n{hint}\n</expert_guidance>"
-    assert c.decode(tokens[:start]).startswith("<|im_start|>system\n" + system)
+    assert c.decode(tokens[:start]).rstrip("\n").endswith((system.strip() if template == "qwen3_6" else system).rstrip("\n"))
 
 
 def test_a_hint_needs_a_system_message():
@@ -122,6 +128,19 @@ def test_encode_reply_writes_what_the_template_writes():
     expected = '<think>é</think>\n<tool_call>\n{"name": "add", "arguments": {"a": "1"}}\n</tool_call><|im_end|>'
     assert c.decode(c.encode_reply(message)) == expected
     assert c.encode_reply({"role": "assistant", "content": ""}).tolist() == [c.end]
+
+
+def test_a_thought_that_the_generation_prompt_opened_is_a_part_of_the_turn():
+    c = chat("qwen3_6")
+    assert c.opening == "<think>\n" and chat("qwen3").opening == ""
+    schema = {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}}
+    message = {"content": "<think>\nHm.\n</think>\n\nI add.", "tool_calls": [{"name": "add", "arguments": {"a": 1, "b": "2\n3"}}]}
+    sampled = c.decode(c.encode_reply(message)[:-1])
+    assert sampled.startswith("Hm.\n</think>\n\nI add.\n\n<tool_call>\n<function=add>\n<parameter=a>\n1\n")
+    reply = parse_reply(c.opening + sampled, [{"type": "function", "function": schema}])
+    assert reply.content == message["content"] and reply.spoken == "I add."
+    assert [(call.name, call.arguments) for call in reply.tool_calls] == [("add", {"a": 1, "b": "2\n3"})]
+    assert parse_reply(c.opening + "Hm.\n<tool_call>\n<function=add>\n</function>\n</tool_call>").tool_calls == ()
 
 
 @given(words.map(lambda w: w.strip()), calls)

@@ -22,10 +22,10 @@ def call(name="add", **arguments) -> str:
     return chat().decode(chat().encode_reply({"content": "", "tool_calls": [{"name": name, "arguments": arguments}]})[:-1])
 
 
-def perform(turns, answers, task=TASK, sampling=SAMPLING, score=None) -> tuple[Trajectory, list]:
+def perform(turns, answers, task=TASK, sampling=SAMPLING, score=None, template="quickstart", tools=TOOLS) -> tuple[Trajectory, list]:
     """Plays a task against scripted turns (text, or (text, finish)) and answers; returns what was asked as well."""
-    turns, answers, asked = list(turns), list(answers), []
-    game = play(task, chat(), TOOLS, "base", "s", sampling)
+    turns, answers, asked, c = list(turns), list(answers), [], chat(template)
+    game = play(task, c, tools, "base", "s", sampling)
     answer = None
     while True:
         try:
@@ -36,7 +36,7 @@ def perform(turns, answers, task=TASK, sampling=SAMPLING, score=None) -> tuple[T
         if isinstance(need, Request):
             text, finish = (turns[0], "stop") if isinstance(turns[0], str) else turns[0]
             del turns[0]
-            tokens = chat().tokenizer(text, add_special_tokens=False).input_ids + ([chat().end] if finish == "stop" else [])
+            tokens = c.tokenizer(text, add_special_tokens=False).input_ids + ([c.end] if finish == "stop" else [])
             answer = Completion("s", np.array(tokens, np.int32), -np.arange(1.0, len(tokens) + 1, dtype=np.float32), finish, 5)
         elif need.op == "reset":
             answer = START
@@ -85,6 +85,24 @@ def test_an_episode_becomes_one_aligned_trajectory():
     assert all(r.key == (11, 3, 1) and r.stop == (chat().end,) for r in requests)
     for earlier, later in zip(requests, requests[1:], strict=False):
         assert later.tokens[: len(earlier.tokens)].tolist() == earlier.tokens.tolist()
+
+
+def test_calls_in_tags_are_typed_by_the_schemas_and_thoughts_begin_where_the_prompt_began_them():
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}]
+    turns = [
+        "Hm.\n</think>\n\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "Ah.\n</think>\n\nbye",
+    ]
+    t, asked = perform(turns, [Reply("1", False), Reply(None, True)], template="qwen3_6", tools=tools)
+    assert [(a.op, a.arguments) for a in asked if isinstance(a, Act)][1:3] == [("call", ("add", {"a": 1})), ("respond", ("bye",))]
+    assert t.messages[2]["content"] == "<think>\nHm.\n</think>" and t.messages[4]["content"] == "<think>\nAh.\n</think>\n\nbye"
+    c = chat("qwen3_6")
+    whole = c.tokenizer.apply_chat_template(t.messages, tools=tools, tokenize=False, preserve_thinking=True)
+    assert c.decode(t.tokens) + "\n" == whole
+    lost, _ = perform(["Hm. <tool_call>\n<function=add>\n</function>\n</tool_call>"], [Reply(None, True)], template="qwen3_6", tools=tools)
+    assert "tool_calls" not in lost.messages[2] and lost.stop_reason is StopReason.DONE
+    bad, _ = perform(["</think><tool_call>\n<function=add>\n</tool_call>"], [], template="qwen3_6", tools=tools)
+    assert bad.stop_reason is StopReason.INVALID_ACTION and bad.reward == 0.0
 
 
 @pytest.mark.parametrize(

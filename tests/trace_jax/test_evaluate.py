@@ -109,8 +109,7 @@ def test_evaluate_and_rollout_print_a_line_for_each_policy(runtime, capsys):
     assert [line.split()[0] for line in lines] == ["base", f"adapter:{ONE}", "do_nothing", f"adapter:{ONE}"] and lines[0].endswith("n = 6")
     comparison = compare_paired(*(runtime.workdir.read_json(f"evaluation/{name}.json")["tasks"] for name in ("base", f"adapter-{ONE}")))
     assert lines[-1] == f"adapter:{ONE} to base: {comparison.told()}"
-    stored = {"to": "base", "policies": {f"adapter:{ONE}": comparison.to_json()}}
-    assert runtime.workdir.read_json("evaluation/paired.json") == stored
+    assert runtime.workdir.read_json(f"evaluation/adapter-{ONE}.json")["paired"] == {"to": "base", **comparison.to_json()}
     rollout.main(tiny.arguments(runtime, "rollout", policy=("base", "uniform"), split="train"))
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["24", "24"]
     rollout.main(tiny.arguments(runtime, "rollout", policy=("base",), split="heldout"))

@@ -81,6 +81,7 @@ def test_shares_in_order_are_all_groups_in_order(groups, count):
 PROGRAM = """
 import errno, json, sys
 import jax, numpy as np
+from envs.base import EnvironmentFault, SandboxError
 from model import CausalLM
 from model.parameters import place
 from trace_jax.config import MeshSection, load_config
@@ -102,13 +103,14 @@ found["bytes"] = processes.agree(lambda: bytes([index, 255]) * 3).hex()
 found["nested"] = processes.agree(lambda: processes.agree(lambda: index))
 found["gathered"] = processes.gather(index + 1, (index + 1) << 40)
 found["same"] = processes.same({"a": np.full(3, index)})["a"].tolist()
-for error in (InputError("field 'x': wrong"), OSError(errno.ENOSPC, "No space", "file")):
+faults = SandboxError("no worker starts"), EnvironmentFault("crash", "it ended")
+for error in (InputError("field 'x': wrong"), OSError(errno.ENOSPC, "No space", "file"), *faults):
     def fail():
         raise error
     try:
         processes.agree(fail)
-    except (InputError, OSError) as raised:
-        found[type(error).__name__] = [type(raised).__name__, str(raised)]
+    except (InputError, OSError, SandboxError, EnvironmentFault) as raised:
+        found[type(error).__name__] = [type(raised).__name__, str(raised), getattr(raised, "kind", None)]
 
 # one workdir
 with Workdir.open(folder, load_config("quickstart"), processes=processes) as workdir:
@@ -164,8 +166,10 @@ def test_all_hear_what_process_0_says(told):
     assert first == second
     assert first["agreed"] == [{"index": 0}, None, [0, "x"] * 5000] and first["bytes"] == "00ff" * 3 and first["nested"] == 0
     assert first["gathered"] == [[1, 1 << 40], [2, 2 << 40]] and first["same"] == [0, 0, 0]
-    assert first["InputError"] == ["InputError", "field 'x': wrong"]
-    assert first["OSError"] == ["OSError", "[Errno 28] No space: 'file'"]
+    assert first["InputError"] == ["InputError", "field 'x': wrong", None]
+    assert first["OSError"] == ["OSError", "[Errno 28] No space: 'file'", None]
+    assert first["SandboxError"] == ["SandboxError", "no worker starts", None]
+    assert first["EnvironmentFault"] == ["EnvironmentFault", "it ended", "crash"]
 
 
 def test_a_workdir_is_written_by_one_and_seen_alike_by_all(told):

@@ -15,7 +15,7 @@ from rl.trajectory import encode_shard
 from tests.trace_jax import example_run
 from tests.trace_jax.example_run import CAPABILITIES, add_all, add_diagnosis, add_environments, add_evaluation, add_gate, trajectory
 from trace_jax import report
-from trace_jax.benchmarks.tau2 import read_results
+from trace_jax.benchmarks.results import read_results
 from trace_jax.config import load_config
 from trace_jax.diagnose.diagnosis import diagnose
 from trace_jax.errors import InputError

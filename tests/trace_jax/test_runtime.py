@@ -8,7 +8,7 @@ import pytest
 from envs import Pool
 from rl.trajectory import encode_shard
 from tests.trace_jax import tiny
-from trace_jax.errors import InputError
+from trace_jax.errors import InputError, Unfinished
 from trace_jax.runtime import BASE, CALIBRATION, SELECTION, TRAINING, find_package, open_runtime, plan
 
 PRECISION = "tool_calling_precision"
@@ -46,7 +46,7 @@ def test_a_batch_that_infrastructure_failed_as_a_whole_is_not_stored(runtime, mo
     for t in found:
         t.reward, t.error = None, {"kind": "crash", "message": "the worker ended"}
     monkeypatch.setattr("trace_jax.batches.Rollout", lambda *_, **__: types.SimpleNamespace(result=lambda: found, cancel=lambda: None))
-    with pytest.raises(RuntimeError, match="all 2 rollouts of base in heldout failed, the first by crash: the worker ended"):
+    with pytest.raises(Unfinished, match="desk: all 2 rollouts of base in heldout failed, the first by crash: the worker ended; mend that"):
         runtime.roll_out(BASE, "base", "heldout", 0, train_tasks(runtime, 1))
     assert runtime.workdir.shards("base", "heldout") == []
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rl.trajectory import Trajectory
 from trace_jax.agents import make_agent, usage_of
 from trace_jax.agents.templates import Templates, domain_of
-from trace_jax.benchmarks.tau2 import read_results
+from trace_jax.benchmarks.results import read_results
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.diagnose.aggregate import Run, decode_run

@@ -37,6 +37,7 @@ _SHORT = 300  # thirds of a token: to this a text that is not kept is shortened 
 _SHORTEST = 120  # to this one that is kept
 _BREAKS = 4  # of the lines around what says how much was left out
 _CHECK = 600  # most of what a grader compared
+_TESTS = 20  # failed tests of a repository that are named; the others, and those that passed, are counted
 _NAME = 100  # most characters of a tool's name, a role's, a check's
 
 _ROLES = {"system": "system prompt", "user": "user", "assistant": "agent", "tool": "tool result"}
@@ -230,13 +231,20 @@ def _ending(trajectory: Trajectory, outcome: bool, budget: int) -> list[_Piece]:
     if trajectory.reward is not None:
         verdict = "passed" if trajectory.success else "failed"
         pieces.append(_Piece(f"[end] reward: {trajectory.reward:g}, {verdict}", "", "", _Tier.KEPT))
+    tests = [name for name in trajectory.checks if name.startswith("test:")]
+    failed = [name for name in tests if not trajectory.checks[name].get("passed")]
+    counted = set(tests) - set(failed[:_TESTS])
     for name, check in trajectory.checks.items():
+        if name in counted:
+            continue
         verdict = {True: "passed", False: "failed"}.get(check.get("passed"), "not judged")
         at = "" if check.get("message_index") is None else f" at message {check['message_index']}"
         compared = [f"{key} {_json(check[key])}" for key in ("expected", "actual") if check.get(key) is not None]
         text, cut = _escaped("; ".join(compared), budget)
         before = f"[check] {_name(name)} {verdict}{at}" + ": " * bool(text)
         pieces.append(_Piece(before, text, "", _Tier.REST, cut, _CHECK))
+    for number, which in ((len(tests) - len(failed), "tests passed"), (len(failed[_TESTS:]), "more tests failed")):
+        pieces += [_Piece(f"[check] {number} {which}", "", "", _Tier.REST)] if number else []
     return pieces
 
 

@@ -22,6 +22,7 @@ from rl.trajectory import StopReason, Trajectory
 from trace_jax.diagnose.calls import Call, agent_calls, fields, leaves, pair, read_or_write, text_of
 
 NA, PRESENT, LACKING = "NA", "PRESENT", "LACKING"
+Verdict = tuple[str, int | None, str]  # a label, the message that shows it, the reason
 LABELS = (NA, PRESENT, LACKING)
 GAP = "GAP"  # the labeller gave no valid label: a missing value, never taken for one of the three
 RESERVED = frozenset({"base", "uniform", "constant", "router", "composed", "all", "na", "present", "lacking", "gap"})  # policies, labels
@@ -77,6 +78,7 @@ class Evidence:
       strays: indices of the writes that tried no expected action.
       to_tell: what the task wants told.
       said: what the agent says in each message, lower case and without commas; empty where the message is not the agent's.
+      code: whether the task is to change a repository; then `patch` is what the agent handed in.
     """
 
     def __init__(self, trajectory: Trajectory, record_keys: frozenset[str]):
@@ -86,6 +88,8 @@ class Evidence:
         self.record_keys = record_keys
         self.expected = expected_actions(trajectory)
         self.to_tell = [str(c["expected"]) for name, c in trajectory.checks.items() if name.startswith("communicate:")]
+        self.code = "patch" in trajectory.checks
+        self.patch = str(trajectory.checks["patch"]["actual"] or "") if self.code else ""
         self.calls = agent_calls(trajectory.messages)
         self.kinds = {a["name"]: a["kind"] for a in self.expected}
         self.paired = pair(self.expected, self.calls)

@@ -13,9 +13,8 @@ from typing import Any
 
 from rl.trajectory import Trajectory
 from trace_jax.diagnose.calls import Call, fields, leaves
-from trace_jax.diagnose.evidence import LACKING, NA, PRESENT, Candidate, Evidence, Label, is_value, record_keys
-
-Verdict = tuple[str, int | None, str]
+from trace_jax.diagnose.code_rules import CODE_RULES
+from trace_jax.diagnose.evidence import LACKING, NA, PRESENT, Candidate, Evidence, Label, Verdict, is_value, record_keys
 
 
 def structured_data_reasoning(e: Evidence) -> Verdict:
@@ -271,7 +270,7 @@ RULES: dict[str, tuple[Candidate, Callable[[Evidence], Verdict]]] = {
             "PRESENT: it is said.",
         ),
     ]
-}
+} | CODE_RULES
 
 
 class EvidenceAnalyst:
@@ -296,5 +295,12 @@ class EvidenceAnalyst:
         labels = {}
         for t in trajectories.values():
             evidence = Evidence(t, keys)
-            labels[t.id] = [Label(t.id, c.name, *RULES[c.name][1](evidence)) for c in known]
+            labels[t.id] = [Label(t.id, c.name, *_label(evidence, c.name)) for c in known]
         return {attempt: [label for t in drawn for label in labels[t.id]] for attempt, drawn in draws.items()}
+
+
+def _label(evidence: Evidence, name: str) -> Verdict:
+    """Rules about records and calls do not apply to work on a repository, nor the other way round."""
+    if evidence.code != (name in CODE_RULES) or not evidence.messages:
+        return NA, None, "another kind of task" if evidence.messages else "no conversation"
+    return RULES[name][1](evidence)

@@ -7,15 +7,16 @@ Beyond OpenAI's fields: `reasoning_content` holds a turn's thought, and with `re
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from envs.base import ToolCall
 from rl.chat import Chat
 from trace_jax.serve.reply import Delta
 from trace_jax.serve.schema import Asked, ChatAsked
-from trace_jax.serve.tools import Call
 
 _LOWEST = -9999.0  # JSON has no infinity
 
@@ -128,5 +129,6 @@ class Answer:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
 
 
-def _call(call: Call) -> dict[str, Any]:
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": {"name": call.name, "arguments": arguments}}

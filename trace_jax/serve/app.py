@@ -28,12 +28,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rl.chat import Chat
 from rl.engines import protocol
 from rl.engines.protocol import EngineError
+from rl.tool_calls import OPEN
 from trace_jax.serve.answers import Answer
 from trace_jax.serve.decoding import Decoder, Unavailable
 from trace_jax.serve.prometheus import Counts
 from trace_jax.serve.reply import Delta, Splitter, Text, Turn
 from trace_jax.serve.schema import ApiError, Asked, ChatAsked, CompletionAsked, read_chat, read_completion, read_json
-from trace_jax.serve.tools import OPEN
 
 LARGEST_BODY = 32 * 2**20
 _DRAINED = 8 * LARGEST_BODY  # read and dropped, so that the client gets to read why

@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from trace_jax.serve.tools import OPEN, Call, parse_calls
+from envs.base import ToolCall
+from rl.tool_calls import OPEN, Unreadable, parse_calls
 
 # Benchmarks such as tau2 take an empty message for a broken server and drop the episode; blanks count as empty there.
 EMPTY = "(empty reply)"
@@ -26,7 +27,7 @@ class Delta:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = dataclasses.field(default_factory=list)
+    calls: list[ToolCall] = dataclasses.field(default_factory=list)
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     finish: Finish | None = None
@@ -134,10 +135,14 @@ class Splitter:
         delta, held, self._held = Delta(), self._held, ""
         if self._place == "thought":
             delta.reasoning = held.rstrip("\n")
-        elif self._place == "calls" and (found := parse_calls(held, self._tools)) is not None:
-            calls, after = found
-            delta.calls, delta.finish = calls if self._parallel else calls[:1], "tool_calls"
-            delta.content = f"\n{after}" if after and self._spoken else after
+        elif self._place == "calls":
+            try:
+                found = parse_calls(held, self._tools)
+            except Unreadable:  # then the text is what the model said
+                delta.content = held
+            else:
+                delta.calls, delta.finish = list(found.calls if self._parallel else found.calls[:1]), "tool_calls"
+                delta.content = f"\n{found.after}" if found.after and self._spoken else found.after
         else:
             delta.content = held
         if not delta.calls and not self._spoken and not delta.content.strip():

@@ -124,11 +124,13 @@ def store(runtime: Runtime, capability: str, admission: Admission) -> None:
 
 def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
     """The certificate of a package, as JSON; process 0 makes it for all."""
-    seeds = range(CALIBRATION, CALIBRATION + runtime.config.synthesis.certify_seeds)
+    bounds = runtime.config.synthesis
+    seeds = range(CALIBRATION, CALIBRATION + bounds.certify_seeds)
 
     def make() -> dict[str, Any]:
         salt = str(runtime.config.seed)  # the same when a run is resumed
-        certificate = certify(package, runtime.pool, target_tools=runtime.tools(runtime.target), seeds=seeds, salt=salt, used=USED)
+        tools, minutes = runtime.tools(runtime.target), bounds.certify_minutes
+        certificate = certify(package, runtime.pool, target_tools=tools, seeds=seeds, salt=salt, used=USED, minutes=minutes)
         return certificate.to_json() | {"reasons": certificate.reasons}
 
     return runtime.processes.agree(make)

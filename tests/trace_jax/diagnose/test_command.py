@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from trace_jax import cli
-from trace_jax.benchmarks.tau2 import read_results
+from trace_jax.benchmarks.results import read_results
 from trace_jax.config import ROOT, Config
 from trace_jax.workdir import Workdir
 

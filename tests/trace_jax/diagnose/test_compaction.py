@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl.trajectory import Trajectory
 from trace_jax.agents.budget import estimate_tokens
-from trace_jax.benchmarks.tau2 import read_result_file
+from trace_jax.benchmarks.results import read_result_file
 from trace_jax.diagnose.compaction import compact, escape, spoken
 from trace_jax.errors import InputError
 

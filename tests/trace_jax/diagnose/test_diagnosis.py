@@ -11,7 +11,7 @@ import pathlib
 import pytest
 from rich.console import Console
 
-from trace_jax.benchmarks.tau2 import read_results
+from trace_jax.benchmarks.results import read_results
 from trace_jax.diagnose import diagnose, print_diagnosis
 from trace_jax.diagnose.aggregate import aggregate, decode_run
 from trace_jax.diagnose.diagnosis import do_nothing_tasks, draw

@@ -9,7 +9,8 @@ import pathlib
 import pytest
 
 from rl.trajectory import Trajectory
-from trace_jax.benchmarks.tau2 import read_result_file
+from trace_jax.benchmarks.results import read_results
+from trace_jax.diagnose.code_rules import CODE_RULES
 from trace_jax.diagnose.evidence import LACKING, NA, PRESENT
 from trace_jax.diagnose.rules import RULES, EvidenceAnalyst
 
@@ -19,7 +20,7 @@ _spec.loader.exec_module(desk_agent)
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "tau2"
 CANDIDATES = [candidate for candidate, _ in RULES.values()]
-CAPABILITIES = list(RULES)
+CAPABILITIES = [name for name in RULES if name not in CODE_RULES]
 
 
 def label(trajectories):
@@ -88,7 +89,7 @@ def test_a_skipped_check_shows_in_passed_trajectories_too():
 
 def test_labels_do_not_read_the_verdict():
     faults = dict.fromkeys(desk_agent.FAULTS, 0.5)
-    episodes = [desk_agent.play(seed, faults) for seed in range(60)] + read_result_file(DATA / "gpt-4o_airline_excerpt.json")
+    episodes = [desk_agent.play(seed, faults) for seed in range(60)] + read_results([DATA / "gpt-4o_airline_excerpt.json"])
     turned = [
         dataclasses.replace(
             t, reward=1.0 - t.reward, success=not t.success, checks={k: {**c, "passed": not c["passed"]} for k, c in t.checks.items()}
@@ -276,7 +277,7 @@ def test_what_was_found_but_not_told_is_lacking_and_what_was_never_found_is_not(
 
 
 def test_real_failures_are_explained_by_message():
-    labels = label(read_result_file(DATA / "gpt-4o_airline_excerpt.json"))
+    labels = label(read_results([DATA / "gpt-4o_airline_excerpt.json"]))
     assert labels[("1#0", "precondition_verification")].reason == "cancel_reservation(Q69X3R) is a change that should not be made"
     assert labels[("7#0", "multi_step_task_completion")].reason == "ended with 1 of 3 requests not attended to: cancel_reservation(59XX6W)"
     wrong = labels[("14#0", "structured_data_reasoning")]
@@ -288,11 +289,9 @@ def test_real_failures_are_explained_by_message():
 
 def test_discovery_proposes_what_some_trajectory_exercises():
     assert EvidenceAnalyst().discover([episode("cancel B12", "which one?", expected=[CANCEL])]) == []
-    assert "structured_data_reasoning" in [
-        c.name for c in EvidenceAnalyst().discover(read_result_file(DATA / "gpt-4o_airline_excerpt.json"))
-    ]
+    assert "structured_data_reasoning" in [c.name for c in EvidenceAnalyst().discover(read_results([DATA / "gpt-4o_airline_excerpt.json"]))]
 
 
 def test_labels_are_plain_data():
-    labels = EvidenceAnalyst().label({1: read_result_file(DATA / "taubench_airline_excerpt.json")}, CANDIDATES)[1]
+    labels = EvidenceAnalyst().label({1: read_results([DATA / "taubench_airline_excerpt.json"])}, CANDIDATES)[1]
     assert json.loads(json.dumps([dataclasses.asdict(x) for x in labels]))

@@ -10,7 +10,7 @@ import pytest
 from rl.trajectory import Trajectory
 from trace_jax.agents.protocol import Reply, Unavailable, Usage
 from trace_jax.agents.templates import Templates
-from trace_jax.benchmarks.tau2 import read_result_file
+from trace_jax.benchmarks.results import read_result_file
 from trace_jax.config import AgentsSection, DiagnosisSection
 from trace_jax.diagnose.diagnosis import MAX_CANDIDATES, diagnose
 from trace_jax.diagnose.discovery import RESERVED, draw_batches, fit_batch

@@ -9,8 +9,8 @@ import pytest
 
 from rl.engines.protocol import Policy
 from tests.rl import chats
+from tests.rl.test_tool_calls import TOOL, in_json, in_tags
 from tests.trace_jax.serve.serving import ScriptedEngine, client, send, serving, wait_until
-from tests.trace_jax.serve.test_tools import TOOL, in_json, in_tags
 from trace_jax.serve import app
 
 MODELS = {"trace-jax": Policy("base", 3), "base": Policy("base", 3), "adapter:x": Policy("adapter:x")}

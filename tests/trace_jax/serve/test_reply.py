@@ -3,7 +3,7 @@ import random
 import pytest
 
 from tests.rl import chats
-from tests.trace_jax.serve.test_tools import TOOL, in_json, in_tags
+from tests.rl.test_tool_calls import TOOL, in_json, in_tags
 from trace_jax.serve.reply import EMPTY, Splitter, Text, Turn
 
 

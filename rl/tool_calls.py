@@ -16,8 +16,9 @@ Qwen3-Coder and Qwen3.5 write tags, in which every value is bare text, so the to
     </function>
     </tool_call>
 
-The calls of a turn are read all or none, as in training (`rl.chat.parse_reply`): with one that cannot be read the text is what the model
-said. Arguments are always a JSON object, as strict as a client's parser may be: no NaN, no infinity, no lone surrogate.
+The calls of a turn are read all or none. Whoever asks decides what one that cannot be read means: a rollout ends with an invalid action, a
+server takes the whole turn for text. Arguments are always a JSON object, as strict as a client's parser may be: no NaN, no infinity, no
+lone surrogate.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envs.base import ToolCall
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _SPACE = re.compile(r"\s*")
 _END = re.compile(rf"\s*{CLOSE}")
@@ -37,30 +40,42 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>(?=\s*(?:<par
 _FUNCTION_END = re.compile(r"\s*</function>")
 
 
+class Unreadable(ValueError):
+    """A turn holds a call that cannot be read; the message says why."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """`arguments`: a JSON object, as text."""
+class Calls:
+    """The calls of a turn in order, and what it says around them: `before` the first as it stands, the rest joined by line ends."""
 
-    name: str
-    arguments: str
+    calls: tuple[ToolCall, ...]
+    before: str
+    after: str
 
 
-def parse_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[list[Call], str] | None:
-    """The calls in a text, and what is said around them; None when one of them cannot be read."""
+def parse_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> Calls:
+    """The calls in a text without thoughts.
+
+    Args:
+      tools: OpenAI schemas, for the types of what is written in tags.
+
+    Raises:
+      Unreadable: one of them cannot be read, or is cut.
+    """
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     calls, said, place = [], [], 0
     while (start := text.find(OPEN, place)) >= 0:
         said.append(text[place:start])
         begin = _SPACE.match(text, start + len(OPEN)).end()
-        found = _read_tags(text, begin, schemas) if text.startswith("<function=", begin) else _read_json(text, begin)
-        if found is None or (end := _END.match(text, found[1])) is None:
-            return None
-        calls.append(found[0])
-        place = end.end()
+        call, end = _read_tags(text, begin, schemas) if text.startswith("<function=", begin) else _read_json(text, begin)
+        if (closed := _END.match(text, end)) is None:
+            raise Unreadable(f"the call of {call.name!r} is not followed by {CLOSE}")
+        calls.append(call)
+        place = closed.end()
     said.append(text[place:])
     if any(CLOSE in piece for piece in said):
-        return None
-    return calls, "\n".join(piece.strip() for piece in said if piece.strip())
+        raise Unreadable(f"{CLOSE} without {OPEN}")
+    return Calls(tuple(calls), said[0], "\n".join(piece.strip() for piece in said[1:] if piece.strip()))
 
 
 def _refuse(constant: str):
@@ -70,22 +85,23 @@ def _refuse(constant: str):
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
-def _read_json(text: str, begin: int) -> tuple[Call, int] | None:
+def _read_json(text: str, begin: int) -> tuple[ToolCall, int]:
     """The call in JSON at `begin`, and where it ends."""
     try:
         found, end = _DECODER.raw_decode(text, begin)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not isinstance(found.get("arguments"), dict):
-        return None
-    call = _call(found["name"], found["arguments"])
-    return call and (call, end)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"a tool call is not JSON: {error}"[:200]) from None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        raise Unreadable("a tool call is not an object with a name")
+    if not isinstance(found.get("arguments"), dict):
+        raise Unreadable(f"the arguments of {found['name']!r} are not an object")
+    return _call(found["name"], found["arguments"]), end
 
 
-def _read_tags(text: str, begin: int, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[Call, int] | None:
+def _read_tags(text: str, begin: int, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[ToolCall, int]:
     """The call in tags at `begin`, and where it ends."""
     if (head := _FUNCTION.match(text, begin)) is None:
-        return None
+        raise Unreadable("a tool call begins with <function=, which is not closed or names nothing")
     name, place, arguments = head[1].strip(), head.end(), {}
     schema = schemas.get(name, {})
     while found := _PARAMETER.match(text, place):
@@ -95,18 +111,19 @@ def _read_tags(text: str, begin: int, schemas: Mapping[str, Mapping[str, Any]]) 
         arguments[key] = read_value(value, json_types(declared, schema))
         place = found.end()
     if (end := _FUNCTION_END.match(text, place)) is None:
-        return None
-    call = _call(name, arguments)
-    return call and (call, end.end())
+        raise Unreadable(f"the call of {name!r} is not parameters in tags up to </function>")
+    return _call(name, arguments), end.end()
 
 
-def _call(name: str, arguments: dict[str, Any]) -> Call | None:
+def _call(name: str, arguments: dict[str, Any]) -> ToolCall:
     try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (name + text).encode()  # a lone surrogate cannot be sent
-    except (ValueError, RecursionError):
-        return None
-    return Call(name, text) if name else None
+        # infinite numbers and lone surrogates parse, but no worker, no shard and no client could hold them
+        (name + json.dumps(arguments, ensure_ascii=False, allow_nan=False)).encode()
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"the arguments of {name!r} are not JSON: {error}"[:200]) from None
+    if not name:
+        raise Unreadable("a tool call names no tool")
+    return ToolCall(name, arguments)
 
 
 def json_types(schema: Any, root: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> set[str]:

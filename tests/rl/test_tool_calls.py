@@ -1,9 +1,7 @@
-import json
-
 import pytest
 
 from rl.chat import parse_reply
-from trace_jax.serve.tools import json_types, parse_calls, read_value
+from rl.tool_calls import Unreadable, json_types, parse_calls, read_value
 
 TOOL = {
     "type": "function",
@@ -63,9 +61,11 @@ def in_tags(name="book", **parameters):
     ],
 )
 def test_a_call_is_read_in_both_forms(text, arguments):
-    calls, after = parse_calls(text, [TOOL])
-    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("book", arguments)]
-    assert after == ""
+    found = parse_calls(text, [TOOL])
+    assert [(call.name, call.arguments) for call in found.calls] == [("book", arguments)]
+    assert found.before == found.after == ""
+    reply = parse_reply(text, [TOOL])
+    assert reply.tool_calls == found.calls and reply.error is None and reply.content == ""
 
 
 @pytest.mark.parametrize(
@@ -98,29 +98,28 @@ def test_a_call_is_read_in_both_forms(text, arguments):
     ],
 )
 def test_what_cannot_be_read_is_no_call(text):
-    assert parse_calls(text, [TOOL]) is None
+    with pytest.raises(Unreadable):
+        parse_calls(text, [TOOL])
+    reply = parse_reply(f"So: {text}", [TOOL])
+    assert reply.error and reply.tool_calls == () and reply.content == f"So: {text}"
 
 
 def test_parallel_calls_keep_their_order_and_the_text_around_them():
     first, second, third = in_json(arguments='{"zip": "1"}'), in_tags("cancel", zip="2"), in_json(arguments='{"zip": "3"}')
     text = f"{first}\n{second}\n and\n{third}\nDone. "
-    calls, after = parse_calls(text, [TOOL])
-    assert [(call.name, call.arguments) for call in calls] == [
-        ("book", '{"zip": "1"}'),
-        ("cancel", '{"zip": "2"}'),
-        ("book", '{"zip": "3"}'),
+    found = parse_calls(f"First {text}", [TOOL])
+    assert [(call.name, call.arguments) for call in found.calls] == [
+        ("book", {"zip": "1"}),
+        ("cancel", {"zip": "2"}),
+        ("book", {"zip": "3"}),
     ]
-    assert after == "and\nDone."
+    assert (found.before, found.after) == ("First ", "and\nDone.")
 
 
-@pytest.mark.parametrize(
-    "text", [in_json(arguments='{"zip": "02139"}'), in_json() + "\n" + in_json("cancel"), "<tool_call>\nno\n</tool_call>", in_json()[:-3]]
-)
-def test_json_calls_are_what_they_were_in_training(text):
-    trained, found = parse_reply(text), parse_calls(text, [TOOL])
-    assert (found is None) == (trained.error is not None)
-    if found:
-        assert [(c.name, json.loads(c.arguments)) for c in found[0]] == [(c.name, c.arguments) for c in trained.tool_calls]
+@pytest.mark.parametrize(("call", "template"), [(in_json(), "\n"), (in_tags(), "\n\n")])
+def test_the_line_ends_before_a_call_are_the_templates(call, template):
+    assert parse_reply(f"I look.{template}{call}", [TOOL]).content == "I look."
+    assert parse_reply(f"<think>\nhm\n</think>\n\n{in_tags()}", [TOOL]).content == "<think>\nhm\n</think>"
 
 
 def test_types_are_found_through_references_and_alternatives():

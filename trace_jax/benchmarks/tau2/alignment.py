@@ -7,11 +7,15 @@ all, by two of that task's things. A conversation in which nobody names anything
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rl.trajectory import Trajectory
 from trace_jax.diagnose.calls import leaves
+
+Names = tuple[frozenset[str], frozenset[str]]  # (identities of a task's user, all of its things), lower case
 
 # letters and digits in one word, as in EHGLP3, emma_kim_9957, #W2378156, HAT136, C39
 _RECORD = re.compile(r"#?\b(?=\w*[A-Za-z])(?=\w*\d)\w{3,}\b")
@@ -20,8 +24,8 @@ _USER_ID = re.compile(r"\b[a-z]+(?:_[a-z]+)+_\d+\b")
 _NAME = re.compile(r"(?:[Yy]ou are|[Yy]our name is|[Nn]ame:) ([A-Z][a-z'’-]+ [A-Z][a-z'’-]+)")
 
 
-def names_of(scenario: str, actions: Iterable[Mapping[str, Any]]) -> tuple[frozenset[str], frozenset[str]]:
-    """What a task names: (identities of its user, all of its things), lower case.
+def names_of(scenario: str, actions: Iterable[Mapping[str, Any]]) -> Names:
+    """What a task names.
 
     Args:
       scenario: the text that the user simulator acts on.
@@ -34,7 +38,7 @@ def names_of(scenario: str, actions: Iterable[Mapping[str, Any]]) -> tuple[froze
     return frozenset(identities), frozenset(identities | things)
 
 
-def foreign(conversation: str, task: str, names: Mapping[str, tuple[frozenset[str], frozenset[str]]]) -> str | None:
+def foreign(conversation: str, task: str, names: Mapping[str, Names]) -> str | None:
     """The other task that a conversation belongs to, or None if it may be its own.
 
     Args:
@@ -43,10 +47,9 @@ def foreign(conversation: str, task: str, names: Mapping[str, tuple[frozenset[st
       names: `names_of` every task of the file, by id.
     """
     said = conversation.lower()
-    words = set(re.findall(r"#?\w+|[\w.+-]+@[\w.-]+", said))
 
     def occurring(things: Iterable[str]) -> set[str]:
-        return {t for t in things if t in words or ((" " in t or "@" in t or "#" in t) and t in said)}
+        return {t for t in things if t in said and (any(c in t for c in " @#") or re.search(rf"(?<![\w#]){re.escape(t)}(?!\w)", said))}
 
     own_identities, own = names[task]
     if not own or occurring(own_identities):
@@ -59,3 +62,8 @@ def foreign(conversation: str, task: str, names: Mapping[str, tuple[frozenset[st
         if other != task and found > score and (known or not here):
             best, score = other, found
     return best
+
+
+def stranger(t: Trajectory, names: Mapping[str, Names]) -> str | None:
+    """`foreign` of a trajectory, whose system prompt is no part of the conversation."""
+    return foreign(json.dumps([m for m in t.messages if m["role"] != "system"], ensure_ascii=False), t.task_id, names)

@@ -1,0 +1,1 @@
+"""tau2-bench and the first tau-bench."""

@@ -1,0 +1,1 @@
+"""ToolSandbox: result folders in, scenarios played by the benchmark's own program, splits."""
