@@ -1,13 +1,16 @@
 """Environment packages and the workers that host them; knows nothing of models."""
 
-from envs.base import Check, EnvironmentFault, Reply, SandboxError, Score, Start, ToolCall
+from envs.base import Ask, Check, EnvironmentFault, Reply, SandboxError, Score, Start, ToolCall, Verdict
+from envs.harness import HarnessPool, Target
 from envs.package import Knob, Package, PackageError, load_package, parse_package, write_package
 from envs.sandbox import Episode, Pool
 
 __all__ = [
+    "Ask",
     "Check",
     "EnvironmentFault",
     "Episode",
+    "HarnessPool",
     "Knob",
     "Package",
     "PackageError",
@@ -16,7 +19,9 @@ __all__ = [
     "SandboxError",
     "Score",
     "Start",
+    "Target",
     "ToolCall",
+    "Verdict",
     "load_package",
     "parse_package",
     "write_package",

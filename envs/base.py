@@ -34,6 +34,42 @@ class Reply(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Ask:
+    """What a benchmark's own program wants said next (`envs.harness`).
+
+    Attributes:
+      speaker: "agent", or "user" where its user simulator is sampled too.
+      system: that speaker's system prompt.
+      messages: what is new since that speaker's last turn, as it sees it.
+      tools: OpenAI schemas.
+      done: the episode is over, and nothing is asked.
+    """
+
+    speaker: str = ""
+    system: str = ""
+    messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    tools: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    done: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """How a benchmark's own program judged an episode.
+
+    Attributes:
+      reward: in [0, 1].
+      stop_reason: why it ended, a `StopReason` of `rl.trajectory`.
+      graded: the benchmark's own verdict, which its `Target` makes checks of; None where the host ended the episode first.
+      record: what writers of the benchmark's result files need.
+    """
+
+    reward: float
+    stop_reason: str
+    graded: Any = None
+    record: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Check:
     """The evidence of one check of the verifier.
 
@@ -62,7 +98,8 @@ class EnvironmentFault(Exception):
 
     Attributes:
       kind: `exception` (its code raised), `crash` (it ended the worker), `deadline`, `reply` (malformed), `replay` (the same actions gave
-        another result), `quarantine` (other episodes of the package crashed too often).
+        another result), `quarantine` (other episodes of the package crashed too often), `user`, `judge` or another name that a benchmark's
+        program has for what let it down.
     """
 
     def __init__(self, kind: str, message: str):

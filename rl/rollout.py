@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
-from envs import EnvironmentFault, Pool
+from envs import EnvironmentFault, HarnessPool, Pool
 from envs import Episode as Instance
 from rl.chat import Chat
 from rl.engines.protocol import Completion, Engine, EngineFault, Request
@@ -30,7 +30,7 @@ from rl.trajectory import StopReason, Trajectory
 __all__ = ["Rollout", "Task", "roll_out"]
 
 
-def roll_out(engine: Engine, pool: Pool, chat: Chat, tasks: Sequence[Task], policy: str, **settings: Any) -> list[Trajectory]:
+def roll_out(engine: Engine, pool: Pool | HarnessPool, chat: Chat, tasks: Sequence[Task], policy: str, **settings: Any) -> list[Trajectory]:
     """The trajectories of `tasks`, in their order; the arguments are those of `Rollout`."""
     return Rollout(engine, pool, chat, tasks, policy, **settings).result()
 
@@ -45,6 +45,7 @@ class Rollout:
       temperature, max_tokens: of every turn.
       max_turns: below the package's own limit, if given.
       success: smallest reward that counts as success.
+      user, user_temperature: the loaded policy that a harness's user simulator is sampled with, and how.
       in_flight: episodes at once, as many as the engine has lanes by default.
       reproducible: the engine waits for the environments, see above.
       deadline_s: of an episode; past it the episode is a failure of whom it waits for.
@@ -55,7 +56,7 @@ class Rollout:
     def __init__(
         self,
         engine: Engine,
-        pool: Pool,
+        pool: Pool | HarnessPool,
         chat: Chat,
         tasks: Sequence[Task],
         policy: str,
@@ -65,6 +66,8 @@ class Rollout:
         max_tokens: int,
         max_turns: int | None = None,
         success: float = 1.0,
+        user: str = "base",
+        user_temperature: float = 0.0,
         in_flight: int | None = None,
         reproducible: bool = True,
         deadline_s: float | None = None,
@@ -72,7 +75,7 @@ class Rollout:
         on_progress: Callable[[int], Any] | None = None,
     ):
         self._engine, self._pool, self._chat, self._tasks, self._policy = engine, pool, chat, tasks, policy
-        self._sampling = Sampling(temperature, run_seed, max_tokens, max_turns, success)
+        self._sampling = Sampling(temperature, run_seed, max_tokens, max_turns, success, user, user_temperature)
         self._in_flight, self._reproducible = in_flight or engine.lanes, reproducible
         self._deadline_s, self._retries, self._on_progress = deadline_s, retries, on_progress
         self._found: list[Trajectory | None] = [None] * len(tasks)
@@ -225,10 +228,13 @@ class Rollout:
         instance = self._pool.open(task.package, task.seed, task.knobs)
         episode = play(task, self._chat, self._tools[task.package.digest], task.policy or self._policy, session, self._sampling)
         answer: Any = None
+        sessions = [session]  # a user simulator has one too
         try:
             while True:
                 failed = isinstance(answer, EnvironmentFault | EngineFault)
                 need = episode.throw(answer) if failed else episode.send(answer)
+                if isinstance(need, Request) and need.session not in sessions:
+                    sessions.append(need.session)
                 try:
                     async with asyncio.timeout_at(ends):
                         answer = await (self._environments.ask(instance, need) if isinstance(need, Act) else self._sample(need))
@@ -240,8 +246,9 @@ class Rollout:
         except StopIteration as stop:
             return stop.value
         finally:
-            self._turns.pop(session, None)
-            self._released.append(session)
+            for session in sessions:
+                self._turns.pop(session, None)
+            self._released += sessions
 
     async def _sample(self, request: Request) -> Completion:
         turn = self._turns[request.session] = asyncio.get_running_loop().create_future()
@@ -258,7 +265,7 @@ class _Environments:
       together: all workers answer before any answer is given out.
     """
 
-    def __init__(self, pool: Pool, threads: ThreadPoolExecutor, failed: Callable[[BaseException], None], together: bool):
+    def __init__(self, pool: Pool | HarnessPool, threads: ThreadPoolExecutor, failed: Callable[[BaseException], None], together: bool):
         self._pool, self._threads, self._failed, self._together = pool, threads, failed, together
         self._asked: dict[int, list[tuple[Instance, Act, asyncio.Future[Any]]]] = collections.defaultdict(list)
         self._busy: dict[int, asyncio.Task[None]] = {}

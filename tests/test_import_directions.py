@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "trace_jax": {"trace_jax", "rl", "model", "envs"},
     "configs": {"trace_jax"},
 }
-RL_MAY_IMPORT_OF_ENVS = ("envs.base", "envs.package", "envs.sandbox")
+RL_MAY_IMPORT_OF_ENVS = ("envs.base", "envs.package", "envs.sandbox", "envs.harness")
 
 
 def imports(path: pathlib.Path) -> set[str]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
-from envs import Pool
+from envs import HarnessPool, Pool, Target
 from envs.checks import brief
 from rl.chat import Chat
 from rl.engines.protocol import Engine, Policy
@@ -25,6 +25,9 @@ from trace_jax.config import Config
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.progress import Progress
 from trace_jax.workdir import Workdir, policy_name
+
+Parts = tuple[Engine, Pool | HarnessPool, Chat]
+_USER = Policy(name="base")  # simulates users, beside whatever is rolled out
 
 
 class Batch:
@@ -56,11 +59,12 @@ class Batches:
         the caller's thread, and only where something has to be sampled.
     """
 
-    def __init__(self, config: Config, workdir: Workdir, progress: Progress, parts: Callable[[Policy | str], tuple[Engine, Pool, Chat]]):
+    def __init__(self, config: Config, workdir: Workdir, progress: Progress, parts: Callable[[Policy | str, Sequence[Task]], Parts]):
         self._config, self._workdir, self._progress, self._parts = config, workdir, progress, parts
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._rollout: Rollout | None = None
         self._loading: Engine | None = None
+        self._with_user: list[Engine] = []
         self._lock, self._closed = threading.Lock(), False
 
     def close(self) -> None:
@@ -100,7 +104,7 @@ class Batches:
         own = [task for group in processes.share(len(groups)) for task in groups[group]]
         each = len(tasks) / max(len(own), 1)  # rollouts of all processes, for one of this one's
         given_up = threading.Event()
-        job = self._thread.submit(self._sample, self._parts(policy), policy, own, temperature, each, given_up)
+        job = self._thread.submit(self._sample, self._parts(policy, tasks), policy, own, temperature, each, given_up)
 
         def finish() -> tuple[list[Trajectory], float]:
             found, sync = job.result()
@@ -118,14 +122,19 @@ class Batches:
 
         return Batch(finish, cancel)
 
+    def look(self, policy: Policy, tasks: Sequence[Task]) -> list[Trajectory]:
+        """The tasks up to the agent's first turn, which is not taken. Nothing is stored, and all processes do the same."""
+        return self._thread.submit(self._sample, self._parts(policy, tasks), policy, tasks, None, 0.0, threading.Event(), 0).result()[0]
+
     def _sample(
         self,
-        parts: tuple[Engine, Pool, Chat],
+        parts: Parts,
         policy: Policy | str,
         tasks: Sequence[Task],
         temperature: float | None,
         each: float,
         given_up: threading.Event,
+        max_turns: int | None = None,
     ) -> tuple[list[Trajectory], float]:
         """In the thread: the trajectories of this process's share, and the seconds of loading the policy."""
         settings, (engine, pool, chat) = self._config.rollout, parts
@@ -136,6 +145,9 @@ class Batches:
         began = time.perf_counter()
         if isinstance(policy, Policy):
             engine.load(policy)
+        if any(isinstance(task.package, Target) and task.package.speaks_user for task in tasks) and engine not in self._with_user:
+            engine.load(_USER)
+            self._with_user.append(engine)
         sync = time.perf_counter() - began
         with self._lock:
             self._loading = None
@@ -150,8 +162,10 @@ class Batches:
                 temperature=settings.temperature if temperature is None else temperature,
                 run_seed=self._config.seed,
                 max_tokens=settings.max_tokens,
-                max_turns=settings.max_turns,
+                max_turns=settings.max_turns if max_turns is None else max_turns,
                 success=self._config.diagnosis.success,
+                user=_USER.name,
+                user_temperature=self._config.benchmark.user_temperature,
                 in_flight=settings.in_flight,
                 reproducible=settings.reproducible,
                 deadline_s=settings.deadline,

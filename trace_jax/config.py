@@ -17,6 +17,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any, Self
 
+from trace_jax.benchmarks.section import BenchmarkSection
 from trace_jax.errors import InputError
 from trace_jax.fields import check, field, fields, nearest, parse, read, section
 
@@ -355,6 +356,7 @@ class Config:
     model: ModelSection = ModelSection()
     mesh: MeshSection = MeshSection()
     target: TargetSection = dataclasses.field(default_factory=TargetSection)  # its knobs are a dictionary
+    benchmark: BenchmarkSection = BenchmarkSection()
     rollout: RolloutSection = RolloutSection()
     servers: ServersSection = ServersSection()
     agents: AgentsSection = dataclasses.field(default_factory=AgentsSection)  # its parameters are a dictionary
@@ -417,8 +419,20 @@ class Config:
         yield _splits(a.command), "agents.command", "has a quotation mark or backslash without its other half"
         yield e.tasks <= self.target.heldout_tasks, "evaluation.tasks", f"is more than target.heldout_tasks = {self.target.heldout_tasks}"
         yield bool(e.policies), "evaluation.policies", "names no policy"
-        b = self.baselines
-        yield len(set(b.policies)) == len(b.policies), "baselines.policies", "names a policy twice"
+        names = self.baselines.policies
+        yield len(set(names)) == len(names), "baselines.policies", "names a policy twice"
+        b = self.benchmark
+        yield b.name != "swebench" or bool(b.data), "benchmark.data", "is empty; benchmark.name=swebench needs a dataset's file or folder"
+        yield b.name != "tau2" or 0 < len(set(b.domains)) == len(b.domains), "benchmark.domains", "names no domain, or one twice"
+        asked = bool(b.name) and b.name != "swebench"
+        yield not asked or b.user == "base" or bool(b.user_model), "benchmark.user_model", "is empty; benchmark.user=endpoint needs one"
+        one = asked and b.user == "base" and r.engine == "sgl_jax"
+        yield (
+            not one,
+            "benchmark.user",
+            "needs base and adapter side by side: rollout.engine = 'jax' or 'sglang', or benchmark.user = 'endpoint'",
+        )
+        yield _splits(b.python), "benchmark.python", "has a quotation mark or backslash without its other half"
         for name in ("python", "options"):
             yield _splits(getattr(self.servers, name)), f"servers.{name}", "has a quotation mark or backslash without its other half"
 

@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from envs import EnvironmentFault, Verdict
+from envs.harness.players import play as play_harness
 from envs.probes import play, say
 from model import load_gate
 from rl.rollout import Task
@@ -26,7 +28,7 @@ from trace_jax.hygiene import find_leaks, task_key, told, used_tasks
 from trace_jax.outcomes import above_floor, count_tasks, free_tasks, overall_success, rate_line
 from trace_jax.policies import Mixture, find_policy, load_mixture, read_routing, routed_tasks, trained_mixture, with_slots
 from trace_jax.provenance import provenance, refuse_other_tasks
-from trace_jax.runtime import HELDOUT_TASKS, Runtime, open_runtime
+from trace_jax.runtime import Runtime, open_runtime
 from trace_jax.workdir import policy_name
 
 
@@ -56,8 +58,7 @@ def summarise(
 
 def heldout_tasks(runtime: Runtime) -> list[Task]:
     """The tasks of the evaluation, the same for every policy."""
-    config = runtime.config.evaluation
-    return runtime.tasks(runtime.target, "heldout", HELDOUT_TASKS, config.tasks, config.trials)
+    return runtime.target_tasks("heldout", runtime.config.evaluation.trials)
 
 
 def evaluate(runtime: Runtime, name: str, mixture: Mixture | None) -> dict[str, Any]:
@@ -103,25 +104,38 @@ def _fix(name: str) -> str:
 
 def do_nothing(runtime: Runtime) -> dict[str, Any]:
     """The floor: an agent that makes no call and says that all is done."""
-    config, package = runtime.config, runtime.target
-    tasks = runtime.tasks(package, "heldout", HELDOUT_TASKS, config.evaluation.tasks, 1)
+    tasks = runtime.target_tasks("heldout", 1)
     if runtime.workdir.exists("evaluation/do_nothing.json"):
         return _read_again(runtime, "evaluation/do_nothing.json", "do_nothing", tasks)
-    seeds = range(HELDOUT_TASKS, HELDOUT_TASKS + config.evaluation.tasks)
     found = [
         Trajectory(
-            id=f"{package.name}:{one.seed}#0",
-            environment=package.name,
-            task_id=f"{package.name}:{one.seed}",
-            reward=one.reward,
-            success=one.reward is not None and one.reward >= config.diagnosis.success,
-            error=one.fault and {"kind": one.fault.kind, "message": str(one.fault)},
+            id=task.id,
+            environment=task.package.name,
+            task_id=task.task_id,
+            reward=reward,
+            success=reward is not None and reward >= runtime.config.diagnosis.success,
+            error=fault and {"kind": fault.kind, "message": str(fault)},
         )
-        for one in play(runtime.pool, package, seeds, say("all done."), knobs=config.target.knobs, turns=1)
+        for task, (reward, fault) in zip(tasks, _floor(runtime, tasks), strict=True)
     ]
     result = summarise("do_nothing", "heldout", found, None, tasks)
     runtime.workdir.write_json("evaluation/do_nothing.json", result)
     return result
+
+
+def _floor(runtime: Runtime, tasks: Sequence[Task]) -> list[tuple[float | None, EnvironmentFault | None]]:
+    """What doing nothing earns, or why nobody knows."""
+    if not runtime.config.benchmark.name:
+        seeds, knobs = [task.seed for task in tasks], runtime.config.target.knobs
+        return [(one.reward, one.fault) for one in play(runtime.pool, runtime.target, seeds, say("all done."), knobs=knobs, turns=1)]
+    found: dict[str, Verdict | EnvironmentFault] = {}
+    for target in runtime.targets:
+        own = [task for task in tasks if task.package is target]
+        listed = [target.all_tasks[task.seed] for task in own]
+        verdicts = play_harness(runtime.harness, target, listed, lambda _, ask, target=target: target.do_nothing(ask))
+        found |= {task.id: verdict for task, verdict in zip(own, verdicts, strict=True)}
+    answers = [found[task.id] for task in tasks]
+    return [(None, one) if isinstance(one, EnvironmentFault) else (one.reward, None) for one in answers]
 
 
 def evaluate_all(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, dict[str, Any]]:

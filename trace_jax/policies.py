@@ -78,13 +78,12 @@ def routed_tasks(runtime: Runtime, router: TaskRouter, mixture: Mixture, tasks: 
     """The tasks, each with the adapter that the task-level router chooses from its prompt; the adapters are loaded into the engine."""
     for capability in mixture.capabilities:
         runtime.engine.load(mixture.adapter(capability))
-    starts = runtime.pool.batch([(runtime.pool.open(task.package, task.seed, task.knobs), "reset", ()) for task in tasks])
     prompts = [
         # an environment that fails here will fail again when the task is rolled out, and is counted there
         np.array([runtime.chat.end])
         if isinstance(start, EnvironmentFault)
         else runtime.chat.start(start.system, start.messages, runtime.tools(task.package))
-        for task, start in zip(tasks, starts, strict=True)
+        for task, start in zip(tasks, runtime.starts(tasks), strict=True)
     ]
     chosen = router.predict(task_router.prompt_features(runtime.local_model, prompts))
     return [dataclasses.replace(task, policy=f"adapter:{mixture.slots[slot]}") for task, slot in zip(tasks, chosen, strict=True)]

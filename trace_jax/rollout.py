@@ -9,13 +9,12 @@ from trace_jax.errors import InputError
 from trace_jax.evaluate import evaluate
 from trace_jax.outcomes import rate_line, success_rate
 from trace_jax.policies import find_policy, trained_mixture
-from trace_jax.runtime import BASE, TRAIN_TASKS, Runtime, open_runtime
+from trace_jax.runtime import BASE, Runtime, open_runtime
 
 
 def roll_out_train_split(runtime: Runtime, policy: Policy = BASE) -> list[Trajectory]:
     """A policy on the train split, `diagnosis.trials` times each task."""
-    config = runtime.config
-    tasks = runtime.tasks(runtime.target, "train", TRAIN_TASKS, config.target.train_tasks, config.diagnosis.trials)
+    tasks = runtime.target_tasks("train", runtime.config.diagnosis.trials)
     return runtime.roll_out(policy, policy.name, "train", 0, tasks)
 
 

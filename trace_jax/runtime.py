@@ -24,8 +24,9 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.markup import escape
 
-from envs import Pool, SandboxError
-from envs.builtin import builtin_names, is_builtin, load_builtin
+from envs import EnvironmentFault, HarnessPool, Pool, SandboxError, Start, Target
+from envs.builtin import builtin_names, is_builtin, library, load_builtin
+from envs.harness import TaskInfo
 from envs.package import Package, PackageError, load_package
 from model import CausalLM, CheckpointError, ConfigError, load_pretrained
 from rl.chat import Chat
@@ -34,6 +35,7 @@ from rl.engines.protocol import Engine, Policy
 from rl.rollout import Task
 from rl.trajectory import Trajectory
 from trace_jax.batches import Batches
+from trace_jax.benchmarks.live import episode_seed, live_targets, task_name
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.engines import embedded_engine, sgl_jax_engine, sglang_engine
@@ -95,7 +97,7 @@ class Runtime:
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # each is closed, even if the closing of another is interrupted
-            for part in ("pool", "engine", "batches"):  # the last first; none is made to be closed
+            for part in ("pool", "harness", "engine", "batches"):  # the last first; none is made to be closed
                 if part in self.__dict__:
                     stack.callback(self.__dict__[part].close)
 
@@ -108,7 +110,8 @@ class Runtime:
     @contextlib.contextmanager
     def within(self, workdir: Workdir) -> Iterator[Runtime]:
         """The same run over another workdir: model, engines and workers are shared, batches are not."""
-        shared = {part: getattr(self, part) for part in ("pool", "model", "local_model", "chat", "engine", "jax_engine")}
+        parts = ("pool", "model", "local_model", "chat", "engine", "jax_engine", "targets")
+        shared = {part: getattr(self, part) for part in (*parts, *(["harness"] if self.config.benchmark.name else []))}
         inner = copy.copy(self)
         inner.__dict__ = {name: value for name, value in self.__dict__.items() if name != "batches"} | shared | {"workdir": workdir}
         try:
@@ -125,7 +128,7 @@ class Runtime:
           InputError: the kernel must hold them and does not.
         """
         config = self.config
-        foreign = config.generator == "llm" or not is_builtin(self.target)
+        foreign = config.generator == "llm" or (not config.benchmark.name and not is_builtin(self.target))
         try:
             pool = Pool(config.rollout.workers, sandbox=config.rollout.sandbox or ("require" if foreign else "best_effort"))
             layers, missing = pool.layers, pool.missing
@@ -136,6 +139,15 @@ class Runtime:
             record = {"mode": pool.sandbox, "layers": layers, "missing": missing}
             self.workdir.path("sandbox.json").write_text(json.dumps(record, indent=2) + "\n")
         return pool
+
+    @functools.cached_property
+    def harness(self) -> HarnessPool:
+        """The workers of a benchmark's own program."""
+        return HarnessPool(self.config.rollout.workers, deadline_s=self.config.benchmark.timeout)
+
+    def pool_of(self, tasks: Sequence[Task]) -> Pool | HarnessPool:
+        """The workers that host the environments of a batch."""
+        return self.harness if any(isinstance(task.package, Target) for task in tasks) else self.pool
 
     @functools.cached_property
     def model(self) -> CausalLM:
@@ -187,7 +199,10 @@ class Runtime:
 
     @functools.cached_property
     def batches(self) -> Batches:
-        return Batches(self.config, self.workdir, self.progress, lambda policy: (self._engine_of(policy), self.pool, self.chat))
+        return Batches(self.config, self.workdir, self.progress, self._parts)
+
+    def _parts(self, policy: Policy | str, tasks: Sequence[Task]) -> tuple[Engine, Pool | HarnessPool, Chat]:
+        return self._engine_of(policy), self.pool_of(tasks), self.chat
 
     def _engine_of(self, policy: Policy | str) -> Engine:
         constant = None if isinstance(policy, str) else policy.weights
@@ -210,13 +225,43 @@ class Runtime:
         return int(not shared) if lag is None else lag
 
     @functools.cached_property
-    def target(self) -> Package:
+    def targets(self) -> tuple[Package | Target, ...]:
+        """What the agent is to become good at: one package, or the domains of a benchmark."""
+        if self.config.benchmark.name:
+            return live_targets(self.config, self.harness)
         package = find_package(self.config.target.package, "target.package")
         try:
             package.resolve_knobs(self.config.target.knobs)
         except PackageError as error:
             raise InputError(f"config field 'target.knobs': {error}") from error
-        return package
+        return (package,)
+
+    @property
+    def target(self) -> Package | Target:
+        """The target; of several domains the first."""
+        return self.targets[0]
+
+    def target_of(self, capability: str, package: Package | None = None) -> Package | Target:
+        """Whose tools an environment of a capability has: of several domains the one that its package names; without a package the one
+        in which the base failed most often, among those that the library knows the capability of."""
+        if package is not None:
+            return next((target for target in self.targets if target.target == package.target), self.target)
+        known = [target for target in self.targets if capability in library(target.target)] or list(self.targets)
+        if len(known) == 1:
+            return known[0]
+        found = self.workdir.read_shards("base", "train") if self.workdir.shards("base", "train") else ()
+        failed = collections.Counter(t.environment for t in found if t.error is None and not t.success)
+        return max(known, key=lambda target: failed[target.name])
+
+    def first_sight(self, target: Package | Target) -> Start:
+        """What an agent sees of a target before anything else; of a benchmark the system prompt alone.
+
+        Raises:
+          EnvironmentFault: it cannot be reset.
+        """
+        if isinstance(target, Target):
+            return Start(target.system, [])
+        return self.pool.open(target, TRAIN_TASKS, self.config.target.knobs).reset()
 
     def environment(self, capability: str) -> Package:
         """The environment that step 2 made for a capability.
@@ -236,8 +281,10 @@ class Runtime:
             self._environments[capability] = package
         return self._environments[capability]
 
-    def tools(self, package: Package) -> list[dict[str, Any]]:
-        """The tool schemas of a package."""
+    def tools(self, package: Package | Target) -> list[dict[str, Any]]:
+        """The tool schemas of a package, or of a benchmark."""
+        if isinstance(package, Target):
+            return package.tools
         if package.digest not in self._tools:
             self._tools[package.digest] = self.pool.function(package, "tools")
         return self._tools[package.digest]
@@ -313,6 +360,58 @@ class Runtime:
             for seed in range(first, first + seeds)
             for rollout in range(earlier, earlier + rollouts)
         ]
+
+    def starts(self, tasks: Sequence[Task]) -> list[Start | EnvironmentFault]:
+        """What the agent sees before its first turn; of a benchmark also what its simulated user says first."""
+        pool = self.pool_of(tasks)
+        if pool is self.pool:
+            return pool.batch([(pool.open(task.package, task.seed, task.knobs), "reset", ()) for task in tasks])
+        found = self.batches.look(BASE, [dataclasses.replace(task, policy=None) for task in tasks])
+        return [
+            EnvironmentFault(t.error["kind"], t.error["message"]) if t.error else Start(t.messages[0]["content"], t.messages[1:])
+            for t in found
+        ]
+
+    def target_size(self, split: str) -> int:
+        """How many of the target's tasks of "train" or "heldout" are used."""
+        asked = self.config.target.train_tasks if split == "train" else self.config.evaluation.tasks
+        return min(asked, len(self._benchmark_tasks(split))) if self.config.benchmark.name else asked
+
+    def target_tasks(
+        self, split: str, rollouts: int, *, label: str = "", places: Sequence[int] | None = None, earlier: int = 0
+    ) -> list[Task]:
+        """`rollouts` tasks for each of the target's tasks of "train" or "heldout"; the rollouts of one are one group.
+
+        Args:
+          label: the split that trajectories name, if another.
+          places: of the tasks, all that are used by default.
+          earlier: rollouts of the same tasks before; the new ones draw other random numbers.
+        """
+        places = range(self.target_size(split)) if places is None else places
+        if not self.config.benchmark.name:
+            first = TRAIN_TASKS if split == "train" else HELDOUT_TASKS
+            return [
+                task for place in places for task in self.tasks(self.target, label or split, first + place, 1, rollouts, earlier=earlier)
+            ]
+        listed = self._benchmark_tasks(split)
+        return [
+            Task(
+                package=target,
+                seed=task.number,
+                rollout=rollout,
+                group=task_name(target, task),
+                task_id=task_name(target, task),
+                split=label or split,
+                trial=rollout,
+                knobs={"seed": episode_seed(self.config.seed, task_name(target, task), rollout)},
+            )
+            for target, task in (listed[place] for place in places)
+            for rollout in range(earlier, earlier + rollouts)
+        ]
+
+    def _benchmark_tasks(self, split: str) -> list[tuple[Target, TaskInfo]]:
+        """In the benchmark's order, one domain after the other."""
+        return [(target, task) for target in self.targets for task in target.tasks(split)]
 
     def with_hints(self, package: Package, ratio: float, tasks: Sequence[Task]) -> list[Task]:
         """The tasks, the first `ratio` of each group's rollouts with the package's hint."""

@@ -62,7 +62,7 @@ def find_verifiers(arguments: Arguments) -> dict[str, Verifier]:
     if arguments.capability and arguments.capability not in capabilities:
         there = ", ".join(capabilities) or "none"
         raise InputError(f"--capability={arguments.capability}: the workdir has no such environment; there are: {there}")
-    if not arguments.capability:
+    if not arguments.capability and not config.benchmark.name:  # a benchmark judges its own files again, with its own command
         target = find_package(config.target.package, "target.package")
         found[target.name] = Verifier(target, target.resolve_knobs(config.target.knobs), {})
     try:

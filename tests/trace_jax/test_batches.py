@@ -37,7 +37,7 @@ def engine():
 
 @pytest.fixture
 def batches(runtime, engine):
-    made = Batches(runtime.config, runtime.workdir, runtime.progress, lambda _: (engine, runtime.pool, runtime.chat))
+    made = Batches(runtime.config, runtime.workdir, runtime.progress, lambda *_: (engine, runtime.pool, runtime.chat))
     with contextlib.closing(made):
         yield made
 

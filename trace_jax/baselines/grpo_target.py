@@ -10,7 +10,7 @@ from typing import Any
 
 from rl.rollout import Task
 from trace_jax.baselines.training import train_baseline
-from trace_jax.runtime import TRAIN_TASKS, Runtime
+from trace_jax.runtime import Runtime
 from trace_jax.train import initial_adapter
 
 NAME = "grpo_target"
@@ -18,13 +18,13 @@ NAME = "grpo_target"
 
 def target_tasks(runtime: Runtime, iteration: int) -> list[Task]:
     """The groups of one iteration: the train tasks in a new order every pass, each pass with random numbers of its own."""
-    groups, size, count = runtime.config.train.groups, runtime.config.train.group_size, runtime.config.target.train_tasks
+    groups, size, count = runtime.config.train.groups, runtime.config.train.group_size, runtime.target_size("train")
     found: list[Task] = []
     for position in range(iteration * groups, (iteration + 1) * groups):
         over, place = divmod(position, count)
         order = list(range(count))
         random.Random(f"{runtime.config.seed} {over}").shuffle(order)
-        found += runtime.tasks(runtime.target, "training", TRAIN_TASKS + order[place], 1, size, earlier=over * size)
+        found += runtime.target_tasks("train", size, label="training", places=[order[place]], earlier=over * size)
     return found
 
 

@@ -31,7 +31,7 @@ from trace_jax.diagnose.compaction import compact
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.evaluate import heldout_tasks, summarise
 from trace_jax.outcomes import success_rate
-from trace_jax.runtime import BASE, TRAIN_TASKS, Runtime
+from trace_jax.runtime import BASE, Runtime
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch
@@ -100,11 +100,7 @@ class Evolution:
     def _roll_out(self, batch: list[int], instructions: str) -> list[Trajectory]:
         runtime, number = self._runtime, self._batches
         self._batches += 1
-        tasks = [
-            task
-            for place in batch
-            for task in runtime.tasks(runtime.target, "training", TRAIN_TASKS + place, 1, 1, earlier=number)  # new random numbers each time
-        ]
+        tasks = runtime.target_tasks("train", 1, label="training", places=batch, earlier=number)  # new random numbers each time
         temperature = runtime.config.evaluation.temperature  # nothing is to be explored: a prompt is tried as it will be used
         found = runtime.roll_out(BASE, self._folder, "training", number, instructed(tasks, instructions), temperature)
         if any(instructions not in t.messages[0]["content"] for t in found if t.error is None):
@@ -271,7 +267,8 @@ def _evolution(runtime: Runtime, name: str, budget: int, told: Sequence[Mapping[
     limit = settings.gepa_tokens or config.rollout.context // 4
     words = max(int(limit / _TOKENS_OF_A_WORD), 1)
     more = Templates(config.agents.prompts or GENERAL).render("prompt_evolution", tokens=limit, words=words, capabilities=told)
-    places = random.Random(f"{config.seed} {NAME}").sample(range(config.target.train_tasks), config.target.train_tasks)
+    size = runtime.target_size("train")
+    places = random.Random(f"{config.seed} {NAME}").sample(range(size), size)
     count = min(settings.gepa_validation, max(len(places) // 2, 1))
     validation, training = places[:count], places[count:] or places
     minibatch = min(settings.gepa_minibatch, len(training))

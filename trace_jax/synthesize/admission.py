@@ -56,7 +56,7 @@ def sandbox_faults(runtime: Runtime, package: Package) -> list[str]:
 
 
 def _tools(runtime: Runtime, package: Package) -> list[str]:
-    target = runtime.tools(runtime.target)
+    target = runtime.tools(runtime.target_of(package.capability, package))
     try:
         return tool_faults(runtime.tools(package), target)
     except EnvironmentFault as fault:
@@ -129,7 +129,7 @@ def certified(runtime: Runtime, package: Package) -> dict[str, Any]:
 
     def make() -> dict[str, Any]:
         salt = str(runtime.config.seed)  # the same when a run is resumed
-        tools, minutes = runtime.tools(runtime.target), bounds.certify_minutes
+        tools, minutes = runtime.tools(runtime.target_of(package.capability, package)), bounds.certify_minutes
         certificate = certify(package, runtime.pool, target_tools=tools, seeds=seeds, salt=salt, used=USED, minutes=minutes)
         return certificate.to_json() | {"reasons": certificate.reasons}
 

@@ -33,7 +33,7 @@ class Author:
         self._runtime, self.capabilities = runtime, capabilities
         self._agent: Any = None
         if capabilities:
-            self._templates = Templates(runtime.config.agents.prompts or domain_of([runtime.target.name]))
+            self._templates = Templates(runtime.config.agents.prompts or domain_of([target.name for target in runtime.targets]))
             self.prompts = {name: self._templates.digest(name) for name in _PROMPTS.values()}
             self._briefs: Mapping[str, str] = runtime.processes.agree(lambda: write_briefs(runtime, self._templates, capabilities))
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from envs import Target
 from envs.builtin import library, load_builtin
 from envs.package import ALLOWED_MODULES
 from rl.trajectory import Trajectory
@@ -19,7 +20,7 @@ from trace_jax.diagnose.compaction import compact
 from trace_jax.diagnose.evidence import LACKING
 from trace_jax.diagnose.select import decode_selection
 from trace_jax.errors import InputError
-from trace_jax.runtime import TRAIN_TASKS, Runtime
+from trace_jax.runtime import Runtime
 from trace_jax.synthesize.handin import KNOBS
 
 PROMPT = "environment_generation"
@@ -36,23 +37,24 @@ def write_briefs(runtime: Runtime, templates: Templates, capabilities: Sequence[
       InputError: a selection or a prompt that cannot be used.
       EnvironmentFault: the target cannot be reset.
     """
-    config, workdir, target = runtime.config, runtime.workdir, runtime.target
+    config, workdir = runtime.config, runtime.workdir
     budget = config.agents.prompt_tokens
     selection = {entry["skill"]: entry for entry in decode_selection(workdir.read_json(_SELECTION), str(workdir.root / _SELECTION))}
     cases = {capability: selection[capability]["example_failed_cases"] for capability in capabilities}
     found = _trajectories(runtime, {case for listed in cases.values() for case in listed})
     reasons = _reasons(workdir.read_jsonl(_EVIDENCE))
-    start = runtime.pool.open(target, TRAIN_TASKS, config.target.knobs).reset()
+    targets = {capability: runtime.target_of(capability) for capability in capabilities}
+    starts = {target.name: runtime.first_sight(target) for target in targets.values()}
     bounds = {name: getattr(config.synthesis, name) for name in _BOUNDS}
     return {
         capability: templates.render(
             PROMPT,
             capability=capability,
             definition=selection[capability]["description"],
-            target=target.name,
+            target=target.target if isinstance(target, Target) else target.name,
             tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in runtime.tools(target)),
-            system=shorten(start.system, int(budget * _SYSTEM)),
-            messages="\n".join(f"{m['role']}: {m['content']}" for m in start.messages),
+            system=shorten(starts[target.name].system, int(budget * _SYSTEM)),
+            messages="\n".join(f"{m['role']}: {m['content']}" for m in starts[target.name].messages),
             examples=_examples(
                 capability, [found[case] for case in cases[capability] if case in found], reasons, int(budget * _CONVERSATION)
             ),
@@ -65,7 +67,7 @@ def write_briefs(runtime: Runtime, templates: Templates, capabilities: Sequence[
             turn_tokens=config.rollout.max_tokens,
             **bounds,
         )
-        for capability in capabilities
+        for capability, target in targets.items()
     }
 
 

@@ -37,7 +37,7 @@ def from_library(runtime: Runtime, capability: str) -> dict[str, Any]:
     if workdir.exists(f"{folder}/calibration.json"):
         runtime.progress.advance(config.calibration_seeds * config.calibration_rollouts, earlier=True)
         return runtime.calibration(capability)
-    target = runtime.target.target
+    target = runtime.target_of(capability).target
     if capability not in library(target):
         there = ", ".join(library(target)) or "none at all"
         return {"usable": False, "reasons": [f"the library has no environment for it in target {target}, only for {there}"]}

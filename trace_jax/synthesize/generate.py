@@ -62,7 +62,7 @@ def _play_round(runtime: Runtime, generation: Generation, answer: Mapping[str, A
     """Judges one answer, and keeps it with what was found; the accepted one goes where training looks for it, generation.json last."""
     number, workdir = len(generation.rounds) + 1, runtime.workdir
     folder = f"{generation.folder}/rounds/{number}"
-    handed_in = read_hand_in(answer["text"], generation.capability, runtime.target)
+    handed_in = read_hand_in(answer["text"], generation.capability, runtime.target_of(generation.capability))
     workdir.produce(folder, functools.partial(shutil.rmtree, ignore_errors=True))  # of an interrupted round, maybe of another author
     for name, text in {"answer.md": answer["text"], **handed_in.texts}.items():
         workdir.write_bytes(f"{folder}/{name}", text.encode())

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from envs import Package, PackageError, parse_package
+from envs import Package, PackageError, Target, parse_package
 from envs.package import REQUIRED_NAMES, check_source
 
 KNOBS = 8  # most difficulty settings: the oracle is tried at both ends of each
@@ -38,7 +38,7 @@ class HandIn:
     faults: list[str]
 
 
-def read_hand_in(answer: str, capability: str, target: Package) -> HandIn:
+def read_hand_in(answer: str, capability: str, target: Package | Target) -> HandIn:
     """The package in an answer, for a capability of a target."""
     said = answer.replace("\r\n", "\n").rpartition("</think>")[2]
     blocks = [(match[2].lower(), match[3]) for match in _BLOCK.finditer(said)]
@@ -76,12 +76,13 @@ def tool_faults(tools: Sequence[dict[str, Any]], target: Sequence[dict[str, Any]
     return faults
 
 
-def _meta_faults(text: str, capability: str, target: Package) -> list[str]:
+def _meta_faults(text: str, capability: str, target: Package | Target) -> list[str]:
     try:
         package = parse_package(text, _EMPTY)
     except PackageError as error:
         return [str(error)]
-    wanted = {"name": f"{target.name}_{capability}", "capability": capability, "target": target.name}
+    called = target.target if isinstance(target, Target) else target.name
+    wanted = {"name": f"{called}_{capability}", "capability": capability, "target": called}
     faults = [f"package.json: {field} = {getattr(package, field)!r} must be {value!r}" for field, value in wanted.items()
               if getattr(package, field) != value]  # fmt: skip
     if package.max_turns > target.max_turns:

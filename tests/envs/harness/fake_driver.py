@@ -1,0 +1,59 @@
+"""A driver that misbehaves as its task says; the agent and the user talk in turns."""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+SYSTEM = "You are an agent."
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}]
+NAMES = ["talk", "print", "raise", "crash", "hang", "stubborn", "graded", "environment", "outage", "nonsense", "slow", "pid"]
+
+
+def describe(settings):
+    print("to be hidden")
+    tasks = [{"id": name, "split": "test" if name == "talk" else "train", "hash": "0" * 64} for name in NAMES]
+    return {"version": "fake 1", "tasks": tasks, "tools": TOOLS, "settings": settings}
+
+
+def run_episode(settings, task_id, seed, speak):
+    print("to be hidden")
+    if task_id == "raise":
+        raise ValueError("a driver's\nown mistake " + os.environ.get("FAKE_KEY", ""))
+    if task_id == "crash":
+        sys.stderr.write("the last words " + os.environ.get("FAKE_KEY", ""))
+        sys.stderr.flush()
+        os._exit(3)
+    if task_id == "hang":
+        time.sleep(3600)
+    if task_id == "slow":
+        time.sleep(0.5)
+    if task_id == "nonsense":
+        return {"reward": 2.0}
+    if task_id == "outage":
+        return {"reward": None, "error": {"kind": "user", "message": "the simulator is away"}}
+    user = [{"role": "user", "content": "hello " + str(seed)}]
+    said = []
+    try:
+        if task_id == "environment":
+            user[0]["content"] = json.dumps([sorted(os.environ), os.getcwd(), sys.stdin.read()])
+        if task_id == "pid":
+            user[0]["content"] = str(os.getpid())
+        while True:
+            said.append(speak("agent", SYSTEM, user, TOOLS))
+            if said[-1]["tool_calls"]:
+                user = [{"role": "tool", "content": "3", "tool_call_id": call["id"]} for call in said[-1]["tool_calls"]]
+                continue
+            answer = speak("user", "You are a user.", [{"role": "user", "content": said[-1]["content"]}], [])
+            if "bye" in answer["content"]:
+                return {"reward": 1.0, "stop_reason": "done", "graded": {"turns": len(said)}, "error": None, "record": said}
+            user = [{"role": "user", "content": answer["content"]}]
+    except speak.Stopped:
+        if task_id == "stubborn":
+            time.sleep(3600)
+        if task_id == "graded":
+            return {"reward": 0.0, "stop_reason": "invalid_action", "graded": {"turns": len(said)}, "error": None}
+        if "file" in settings:
+            pathlib.Path(settings["file"]).write_text("stopped")
+        raise
