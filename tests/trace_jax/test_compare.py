@@ -54,6 +54,7 @@ SHRUNKEN = {
     "gate.warm_steps": 4,
     "evaluation.tasks": 12,
     "baselines.rollouts": 48,
+    "baselines.gepa_rollouts": 48,
     "baselines.single_budget": "true",
     "baselines.gepa_minibatch": 3,
     "baselines.gepa_validation": 4,
