@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import importlib.util
 import json
 import random
 import re
@@ -27,6 +28,7 @@ from trace_jax.agents import ask_all, make_agent
 from trace_jax.agents.protocol import Unavailable
 from trace_jax.agents.templates import GENERAL, Templates
 from trace_jax.baselines.training import POINTS
+from trace_jax.config import BASELINES
 from trace_jax.diagnose.compaction import compact
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.evaluate import heldout_tasks, summarise
@@ -217,13 +219,14 @@ def make_reflection_agent(runtime: Runtime, name: str = NAME) -> Client:
     Raises:
       InputError: the package `gepa` is missing, or the LLM of the config cannot be asked.
     """
+    others = ",".join(policy for policy in BASELINES if policy != NAME)
+    without = f"or leave the baseline gepa out with --config.baselines.policies={others}"
+    if importlib.util.find_spec("gepa") is None:
+        raise InputError(f"the package 'gepa' is missing: pip install 'trace-jax[gepa]', {without}")
     try:
-        import gepa  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "baseline gepa needs the package 'gepa': pip install 'trace-jax[gepa]', or leave gepa out of --config.baselines.policies"
-        ) from error
-    return make_agent(runtime.config, runtime.workdir, name, Templates(runtime.config.agents.prompts or GENERAL))
+        return make_agent(runtime.config, runtime.workdir, name, Templates(runtime.config.agents.prompts or GENERAL))
+    except InputError as error:
+        raise InputError(f"{error}; {without}") from error
 
 
 def described(runtime: Runtime, capabilities: int) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ import pytest
 from rl.trajectory import StopReason, Trajectory
 from tests.scripted_llm import scripted_llm, status
 from tests.trace_jax import tiny
-from trace_jax.baselines.prompt_evolution import evolve, feedback, seed_instructions, token_count
+from trace_jax.baselines.prompt_evolution import evolve, feedback, make_reflection_agent, seed_instructions, token_count
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.runtime import HELDOUT_TASKS
 
@@ -101,6 +101,13 @@ def test_an_llm_that_refuses_for_good_is_an_input_error(runtime, llm):
     llm.say = lambda request: status(401)
     with pytest.raises(InputError, match="OPENAI_API_KEY"):
         evolve(runtime, 40)
+
+
+def test_without_an_llm_it_says_how_to_do_without(runtime, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://llm.example/v1")
+    with pytest.raises(InputError, match="OPENAI_API_KEY.*--config.baselines.policies=grpo_target,single,swe_rl,router,uniform"):
+        make_reflection_agent(runtime)
 
 
 def test_instructions_that_are_too_long_are_shown_to_their_author(runtime, llm):
