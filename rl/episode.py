@@ -335,8 +335,8 @@ class _User:
         )
         self._tokens += completion.tokens.tolist()
         self._turn, self._ended = self._turn + 1, completion.finish == "stop"
-        text = chat.decode(completion.tokens[:-1] if self._ended else completion.tokens)
-        reply = parse_reply(text) if ask.tools else Turn(text)
+        text = chat.opening + chat.decode(completion.tokens[:-1] if self._ended else completion.tokens)
+        reply = parse_reply(text, ask.tools) if ask.tools else Turn(text)
         if completion.finish == "context":
             raise EnvironmentFault("user", "the context of the user simulator is full; raise rollout.context")
         if reply.error is not None or not (reply.tool_calls or reply.spoken):

@@ -236,7 +236,7 @@ def main(arguments: Arguments) -> None:
     if arguments.results:
         if arguments.policy or arguments.workdir:
             raise InputError("trace-jax evaluate: --results compares files, without --workdir and --policy; leave out one or the other")
-        print_results(arguments.results, Console(), intersect=arguments.intersect)
+        print_results(arguments.results, Console(), arguments.intersect, arguments.config.diagnosis.success)
         return
     if not arguments.policy or arguments.workdir is None:
         raise InputError("trace-jax evaluate: give --workdir=DIR --policy=P,... or --results=FILE,...")

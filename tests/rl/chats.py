@@ -8,12 +8,11 @@ import tempfile
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rl.chat import Chat
+from trace_jax.quickstart.random_qwen import CUT, TEMPLATE
 from trace_jax.quickstart.tokenizer import CHAT_TEMPLATE
 
-_FOLDER = pathlib.Path(__file__).parent.parent / "data" / "chat_templates"
-TEMPLATES = {"quickstart": CHAT_TEMPLATE} | {name: (_FOLDER / f"{name}.jinja").read_text() for name in ("qwen3", "qwen3_6")}
-# Qwen2's pre-tokenizer: a run of punctuation takes the line ends behind it, so tokens reach over the end of a content.
-_CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_FILES = {"qwen3": TEMPLATE, "qwen3_6": pathlib.Path(__file__).parent.parent / "data" / "chat_templates" / "qwen3_6.jinja"}
+TEMPLATES = {"quickstart": CHAT_TEMPLATE} | {name: path.read_text() for name, path in _FILES.items()}
 
 
 @functools.cache
@@ -21,7 +20,7 @@ def chat(template: str = "quickstart") -> Chat:
     """A chat of some 420 tokens with the named template."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_CUT), "isolated"), byte_level])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CUT), "isolated"), byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     text = ["system\nuser\nassistant\n", "Be brief.\n\n# Tools\n\n", '{"name": "add", "arguments": {"a": "1"}}\n', "ok!\n\n", "\n\n\n"] * 5
     trainer = trainers.BpeTrainer(

@@ -33,8 +33,9 @@ def live_targets(config: Config, pool: HarnessPool) -> tuple[Target, ...]:
 
 
 def task_name(target: Target, task: TaskInfo) -> str:
-    """How a task is called where those of several domains meet, "airline:2"."""
-    return f"{target.name.rpartition('/')[2]}:{task.id}"
+    """How a task is called where those of several domains may meet, "airline:2"; of a benchmark without domains as it calls it itself."""
+    _, several, domain = target.name.rpartition("/")
+    return f"{domain}:{task.id}" if several else task.id
 
 
 def episode_seed(run_seed: int, name: str, trial: int) -> int:

@@ -16,12 +16,17 @@ from collections.abc import Iterator, Sequence
 
 from rl.trajectory import Trajectory
 from trace_jax.benchmarks.json_files import opening
+from trace_jax.benchmarks.swebench import mini, reports, swe_agent
 from trace_jax.benchmarks.tau2 import results as tau2
 from trace_jax.benchmarks.tau2 import taubench
+from trace_jax.benchmarks.toolsandbox import results as toolsandbox
 from trace_jax.errors import InputError
 
-FORMATS = (tau2, taubench)
-_KNOWN = "tau2-bench (results.json with info, tasks, simulations) or tau-bench (a list of task_id, reward, traj)"
+FORMATS = (tau2, taubench, mini, swe_agent, reports, toolsandbox)  # reports accepts any folder that holds logs of its grader
+_KNOWN = (
+    "tau2-bench (results.json with info, tasks, simulations), tau-bench (a list of task_id, reward, traj), SWE-bench (trajectories of "
+    "mini-swe-agent or SWE-agent, a harness report, a log tree) or ToolSandbox (a folder with result_summary.json)"
+)
 _TOLERANCE = 1e-6  # graders compute rewards in floating point
 
 

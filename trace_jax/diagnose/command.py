@@ -175,7 +175,7 @@ def main(arguments: Arguments) -> None:
     if not arguments.results and workdir is None:
         raise InputError("trace-jax diagnose: give --results=FILE,... or the --workdir of a run")
     others = read_runs(arguments.against) if arguments.against else None
-    trajectories = read_results(arguments.results) if arguments.results else _rollouts(workdir)
+    trajectories = read_results(arguments.results, config.diagnosis.success) if arguments.results else _rollouts(workdir)
     with contextlib.ExitStack() as stack:
         advance: Advance = lambda share, text: None  # noqa: E731
         if config.analyst != "evidence":

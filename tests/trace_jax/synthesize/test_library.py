@@ -21,7 +21,7 @@ def test_the_library_is_that_of_the_run_s_target(target, capability, there):
     runtime = types.SimpleNamespace(
         config=types.SimpleNamespace(synthesis=None),
         workdir=types.SimpleNamespace(exists=lambda path: False),
-        target=types.SimpleNamespace(target=target),
+        target_of=lambda capability: types.SimpleNamespace(target=target),
     )
     found = from_library(runtime, capability)
     (reason,) = found["reasons"]

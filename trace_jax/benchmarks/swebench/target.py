@@ -24,7 +24,7 @@ _VARIABLES = ("DOCKER_HOST", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "TMPDIR")
 class SwebenchTarget(Target):
     """The instances of one dataset. A scripted agent that says "all done." never calls a tool, and earns nothing."""
 
-    library = "swebench"
+    target = "swebench"
 
     def __init__(self, pool: HarnessPool, program: Program):
         """
