@@ -95,7 +95,7 @@ def test_the_whole_comparison_and_once_more_without_work(tmp_path, monkeypatch, 
         with Workdir(tmp_path) as workdir:
             files = {name: workdir.read_bytes(name) for name in workdir.list("evaluation")}
             result = workdir.read_json("evaluation/comparison.json")
-            capabilities = [entry["skill"] for entry in workdir.read_json("diagnosis/selected_capabilities.json")]
+            capabilities = workdir.read_json("gate/routing.json")["slots"][1:]
         assert cli.main(words) == 0 and len(server.requests) == asked > 0
         with Workdir(tmp_path) as workdir:
             assert {name: workdir.read_bytes(name) for name in workdir.list("evaluation")} == files
