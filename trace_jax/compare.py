@@ -24,7 +24,7 @@ from trace_jax.policies import load_mixture
 from trace_jax.report.comparison import write_charts
 from trace_jax.run import run
 from trace_jax.runtime import Runtime, open_runtime, plan
-from trace_jax.spent import rollouts_of_steps, spent_on, stage_of
+from trace_jax.spent import STEPS, rollouts_of_steps, spent_on, stage_of
 from trace_jax.synthesize import NEEDS_ATTENTION, require_finished
 from trace_jax.workdir import policy_name
 
@@ -160,7 +160,7 @@ def _costs(runtime: Runtime, name: str, policy: str) -> Callable[[str, str], boo
         own = [(f"adapter-{c}", f"gate-{c}") for c in runtime.usable()] if name == "router" else []
         return lambda folder, split: stage_of(folder, split) in ("rollouts", "synthesize", "train") or (folder, split) in own
     if name == "composed":
-        return lambda folder, split: stage_of(folder, split) in ("rollouts", "synthesize", "train", "compose")
+        return lambda folder, split: stage_of(folder, split) in STEPS
     return lambda folder, split: (folder, split) == (name, "training")
 
 

@@ -15,7 +15,7 @@ from trace_jax.compose import compose
 from trace_jax.evaluate import evaluate
 from trace_jax.policies import load_mixture
 from trace_jax.runtime import Runtime
-from trace_jax.spent import spent_on, stage_of
+from trace_jax.spent import STEPS, spent_on, stage_of
 from trace_jax.workdir import policy_name
 
 
@@ -29,7 +29,7 @@ def compose_first(runtime: Runtime, count: int) -> dict[str, Any]:
     chosen, file = usable[:count], f"capabilities/{count}/point.json"
     if count == len(usable):
         found = evaluate(runtime, "composed", load_mixture(runtime, usable))
-        return _point(chosen, found, spent_on(workdir, lambda folder, split: _composing(folder, split) or _making(chosen, folder, split)))
+        return _point(chosen, found, spent_on(workdir, lambda folder, split: stage_of(folder, split) in STEPS))
     if workdir.exists(file):
         runtime.progress.advance(plan_of(runtime, count), earlier=True)
         return workdir.read_json(file)
@@ -70,7 +70,8 @@ def _slots(capabilities: Sequence[str]) -> list[str]:
 
 
 def _making(capabilities: Sequence[str], folder: str, split: str) -> bool:
-    return any(makes_adapter(c, folder, split) for c in capabilities)
+    """With the checks of step 3, which are part of its cost."""
+    return split == "agreement" or any(makes_adapter(c, folder, split) or split == f"own-{c}" for c in capabilities)
 
 
 def _composing(folder: str, split: str) -> bool:
