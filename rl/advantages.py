@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,11 +29,17 @@ class Advantages:
 
 
 def group_advantages(
-    trajectories: Sequence[Trajectory], *, divide_by_std: bool = True, epsilon: float = 1e-4, min_group: int = 2
+    trajectories: Sequence[Trajectory],
+    *,
+    divide_by_std: bool = True,
+    epsilon: float = 1e-4,
+    min_group: int = 2,
+    reward: Callable[[Trajectory], float] | None = None,
 ) -> Advantages:
     """`(r - mean_g) / (std_g + epsilon)` per trajectory, or `r - mean_g` (GRPO, arXiv 2402.03300; without std: arXiv 2503.20783).
 
     The standard deviation is that of the population. Groups with fewer than `min_group` (at least 2) trajectories left are dropped.
+    `reward` takes the place of the environment's own; it is asked of trajectories without an error, and may be any finite number.
     """
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     errors: Counter[str] = Counter()
@@ -50,7 +56,7 @@ def group_advantages(
         if len(members) < min_group:
             small += 1
             continue
-        rewards = np.array([trajectories[i].reward for i in members], np.float64)
+        rewards = np.array([reward(trajectories[i]) if reward else trajectories[i].reward for i in members], np.float64)
         if np.ptp(rewards) < _SAME_REWARD:
             constant += 1
             continue

@@ -37,6 +37,7 @@ class Task:
       group: rollouts that share it are normalised against each other.
       trial: makes the trajectory's id, `task_id#trial`.
       hint: guidance shown to the agent while it samples; its token span is recorded, training cuts it out.
+      instructions: more text behind the package's system prompt, a part of it like the rest.
       policy: samples this task, instead of the policy of the whole batch.
     """
 
@@ -49,6 +50,7 @@ class Task:
     trial: int
     knobs: dict[str, Any] | None = None
     hint: str | None = None
+    instructions: str = ""
     policy: str | None = None
 
     @property
@@ -194,9 +196,10 @@ def _converse(
 ) -> Generator[Act | Request, Answer, StopReason]:
     """The conversation, written into `record` as it goes; returns why it ended."""
     start = yield Act("reset")
-    record.messages += [{"role": "system", "content": start.system}] if start.system else []
+    system = _system(start.system, task)
+    record.messages += [{"role": "system", "content": system}] if system else []
     record.messages += start.messages
-    prompt, record.hint_span = chat.start_with_hint(start.system, start.messages, tools, task.hint)
+    prompt, record.hint_span = chat.start_with_hint(system, start.messages, tools, task.hint)
     record.observe(prompt)
     max_turns = min(task.package.max_turns, sampling.max_turns or task.package.max_turns)
     for turn in range(max_turns):
@@ -222,6 +225,11 @@ def _converse(
         if turn + 1 < max_turns:
             record.observe(chat.extend(record.messages[index + 1 :]))
     return StopReason.MAX_TURNS
+
+
+def _system(written: str, task: Task) -> str:
+    """The environment's system prompt with the task's instructions behind it."""
+    return "\n\n".join(text for text in (written, task.instructions) if text)
 
 
 def _take_turn(
@@ -271,13 +279,14 @@ def _serve(
             message = yield from user.answer(ask)
         else:
             if not record.tokens:
-                record.messages += [{"role": "system", "content": ask.system}] if ask.system else []
+                system = _system(ask.system, task)
+                record.messages += [{"role": "system", "content": system}] if system else []
             record.messages += ask.messages
             record.tool_errors += sum(m["role"] == "tool" and m["content"].lower().startswith("error") for m in ask.messages)
             if record.turn == max_turns:
                 stop = StopReason.MAX_TURNS
                 break
-            record.observe(chat.extend(ask.messages) if record.tokens else chat.start(ask.system, ask.messages, ask.tools))
+            record.observe(chat.extend(ask.messages) if record.tokens else chat.start(system, ask.messages, ask.tools))
             stop, reply = yield from _take_turn(record, task, chat, ask.tools, policy, session, sampling)
             # the program would drop the whole episode, were it sent nothing
             stop = StopReason.INVALID_ACTION if stop is None and not reply.tool_calls and not reply.spoken else stop

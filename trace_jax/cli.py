@@ -137,6 +137,11 @@ COMMANDS = {
         flags=("workdir", "policy", "results", "intersect", *_TOGETHER),
         config=False,
     ),
+    "compare": Command(
+        module="trace_jax.compare",
+        help="baselines side by side: table, score against rollouts, score against number of capabilities",
+        flags=("workdir!", *_TOGETHER),
+    ),
     "preflight": Command(
         module="trace_jax.preflight.command",
         help="compiles the run's steps for accelerators that are not there: memory per device, operations, what limits a step",

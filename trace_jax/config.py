@@ -26,6 +26,7 @@ ROOT = _PACKAGE.parent  # the checkout, or the folder that the wheel was install
 
 
 ANALYSTS = ("evidence", "llm", "both")
+BASELINES = ("grpo_target", "single", "gepa", "swe_rl", "router", "uniform")
 
 
 @section()
@@ -311,7 +312,23 @@ class EvaluationSection:
 class BaselineSection:
     """What the composed agent is compared with, beyond `evaluation.policies`."""
 
-    grpo_target: bool = field(False, "GRPO on the target's train tasks, with as many rollouts as the four steps spent", changes=True)
+    grpo_target: bool = field(False, "end trace-jax run with GRPO on the target's train tasks", changes=True)
+    policies: tuple[str, ...] = field(
+        BASELINES, "what trace-jax compare sets beside base and composed, as far as it applies to the target", BASELINES, changes=True
+    )
+    rollouts: int | None = field(
+        None, "training rollouts of each baseline; none: as many as the four steps spent", "[1, inf)", changes=True
+    )
+    single_budget: bool = field(
+        False, "train the best single adapter on until it has had as many rollouts; no: as step 3 left it", changes=True
+    )
+    gepa_rollouts: int | None = field(None, "rollouts of a prompt evolution; none: as many as the others'", "[1, inf)", changes=True)
+    gepa_minibatch: int = field(8, "train tasks that a new prompt is made from, and tried on first", "[1, inf)", changes=True)
+    gepa_validation: int = field(20, "other train tasks, at most half of them, on which prompts are ranked", "[1, inf)", changes=True)
+    gepa_tokens: int | None = field(None, "longest evolved instructions; none: a quarter of rollout.context", "[1, inf)", changes=True)
+    capabilities: bool = field(
+        True, "trace-jax compare also composes, and evolves prompts, with the first 1, 2, ... capabilities", changes=True
+    )
 
 
 @section()
@@ -402,6 +419,8 @@ class Config:
         yield _splits(a.command), "agents.command", "has a quotation mark or backslash without its other half"
         yield e.tasks <= self.target.heldout_tasks, "evaluation.tasks", f"is more than target.heldout_tasks = {self.target.heldout_tasks}"
         yield bool(e.policies), "evaluation.policies", "names no policy"
+        names = self.baselines.policies
+        yield len(set(names)) == len(names), "baselines.policies", "names a policy twice"
         b = self.benchmark
         yield b.name != "tau2" or 0 < len(set(b.domains)) == len(b.domains), "benchmark.domains", "names no domain, or one twice"
         asked = bool(b.name) and b.name != "swebench"

@@ -7,6 +7,8 @@ Every step finds what it has done already in the workdir. The order below is the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import rich.console
@@ -22,13 +24,16 @@ from trace_jax.errors import InputError
 from trace_jax.evaluate import evaluate_all
 from trace_jax.rollout import roll_out_train_split
 from trace_jax.runtime import Runtime, open_runtime, plan
-from trace_jax.spent import write_spent
+from trace_jax.spent import rollouts_of_steps
 from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, require_finished, synthesize_all
 from trace_jax.train import train_adapter
 
 
-def run(runtime: Runtime) -> dict[str, dict[str, Any]]:
+def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> dict[str, dict[str, Any]]:
     """All steps, in order.
+
+    Args:
+      later: stages of the command behind those of the run, with the rollouts of each.
 
     Returns:
       What step 2 found, by capability: where some need attention, the others have gone through the rest of the steps.
@@ -48,7 +53,7 @@ def run(runtime: Runtime) -> dict[str, dict[str, Any]]:
     retained = runtime.retained()
     if not retained:
         raise InputError(f"no capability was retained: see {workdir.root}/diagnosis; more diagnosis.trials give a sharper picture")
-    stages = plan(config, len(retained))
+    stages = plan(config, len(retained)) | later
     runtime.plan(stages)
     with runtime.stage("synthesize"):
         environments = synthesize_all(runtime)
@@ -64,9 +69,8 @@ def run(runtime: Runtime) -> dict[str, dict[str, Any]]:
     with runtime.stage("evaluate"):
         evaluate_all(runtime, usable)
     if config.baselines.grpo_target:
-        spent = write_spent(workdir)["stages"]
-        budget = sum(spent[name]["rollouts"] for name in ("rollouts", "synthesize", "train", "compose"))
-        runtime.plan(stages | {"baseline": budget})
+        budget = config.baselines.rollouts or rollouts_of_steps(workdir)
+        runtime.plan(stages | {"baseline": budget} | later)
         with runtime.stage("baseline"):
             train_on_target(runtime, budget)
     workdir.produce("report.html", lambda _: report.write_report(workdir))

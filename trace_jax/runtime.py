@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -105,6 +106,19 @@ class Runtime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def within(self, workdir: Workdir) -> Iterator[Runtime]:
+        """The same run over another workdir: model, engines and workers are shared, batches are not."""
+        parts = ("pool", "model", "local_model", "chat", "engine", "jax_engine", "targets")
+        shared = {part: getattr(self, part) for part in (*parts, *(["harness"] if self.config.benchmark.name else []))}
+        inner = copy.copy(self)
+        inner.__dict__ = {name: value for name, value in self.__dict__.items() if name != "batches"} | shared | {"workdir": workdir}
+        try:
+            yield inner
+        finally:
+            if "batches" in inner.__dict__:
+                inner.batches.close()
 
     @functools.cached_property
     def pool(self) -> Pool:

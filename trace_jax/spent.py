@@ -7,11 +7,14 @@ A rollout counts once however often the run was interrupted, so that a baseline 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trace_jax.agents.record import bill
 from trace_jax.workdir import Workdir
 
+BASELINES = ("grpo_target", "single", "gepa", "swe_rl")  # their folders of rollouts: the name alone, or with more behind a hyphen
+STEPS = ("rollouts", "synthesize", "train", "compose")  # the stages that roll out to make the composed agent
 _SECONDS = "seconds.jsonl"
 
 
@@ -21,7 +24,7 @@ def stage_of(folder: str, split: str) -> str:
         return "rollouts" if (folder, split) == ("base", "train") else "evaluate"
     if split.startswith("calibration-"):
         return "synthesize"
-    if folder == "grpo_target":
+    if folder.partition("-")[0] in BASELINES:
         return "baseline"
     own = split.startswith("own-") or split == "agreement" or (split in ("training", "validation") and folder.startswith("adapter-"))
     return "train" if own else "compose"
@@ -32,18 +35,35 @@ def add_seconds(workdir: Workdir, stage: str, seconds: float) -> None:
     workdir.append_jsonl(_SECONDS, {"stage": stage, "seconds": seconds})
 
 
+def spent_on(workdir: Workdir, wanted: Callable[[str, str], bool]) -> dict[str, int]:
+    """{rollouts, sampled_tokens} of those `rollouts/<folder>/<split>` of which `wanted(folder, split)`."""
+    shards = [shard for folder, split, shard in _shards(workdir) if wanted(folder, split)]
+    return {name: sum(shard[key] for shard in shards) for name, key in (("rollouts", "trajectories"), ("sampled_tokens", "sampled_tokens"))}
+
+
+def rollouts_of_steps(workdir: Workdir) -> int:
+    """The rollouts that the composed agent has cost."""
+    return spent_on(workdir, lambda folder, split: stage_of(folder, split) in STEPS)["rollouts"]
+
+
+def _shards(workdir: Workdir) -> Iterator[tuple[str, str, dict[str, int]]]:
+    """(folder, split, what its manifest says) of every shard."""
+    for name in workdir.list("rollouts"):
+        if name.endswith("/manifest.json"):
+            _, folder, split, _ = name.split("/")
+            for shard in workdir.read_json(name)["shards"].values():
+                yield folder, split, shard
+
+
 def write_spent(workdir: Workdir) -> dict[str, Any]:
     """Writes and returns `spent.json`: {stages: {name: {seconds, rollouts, sampled_tokens}}, total: {...}}, and where an LLM was asked
     agents: {requests, input_tokens, output_tokens, cost, estimated}."""
     stages: dict[str, dict[str, float]] = defaultdict(lambda: {"seconds": 0.0, "rollouts": 0, "sampled_tokens": 0})
     for row in workdir.read_jsonl(_SECONDS):
         stages[row["stage"]]["seconds"] += row["seconds"]
-    for name in workdir.list("rollouts"):
-        if name.endswith("/manifest.json"):
-            _, folder, split, _ = name.split("/")
-            for shard in workdir.read_json(name)["shards"].values():
-                stages[stage_of(folder, split)]["rollouts"] += shard["trajectories"]
-                stages[stage_of(folder, split)]["sampled_tokens"] += shard["sampled_tokens"]
+    for folder, split, shard in _shards(workdir):
+        stages[stage_of(folder, split)]["rollouts"] += shard["trajectories"]
+        stages[stage_of(folder, split)]["sampled_tokens"] += shard["sampled_tokens"]
     total = {key: sum(stage[key] for stage in stages.values()) for key in ("seconds", "rollouts", "sampled_tokens")}
     spent = {"stages": dict(stages), "total": total}
     if paid := bill(workdir):

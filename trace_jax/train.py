@@ -43,6 +43,8 @@ from trace_jax.metrics import Metrics
 from trace_jax.outcomes import success_rate
 from trace_jax.runtime import BASE, SELECTION, TRAINING, VALIDATION, Runtime, open_runtime
 
+Reward = Callable[[Trajectory], float]  # of a trajectory without an error
+
 _STOP_WINDOW = 3  # iterations whose mean reward must reach train.stop_reward
 
 
@@ -90,6 +92,7 @@ def run_grpo(
     *,
     validation: Sequence[Task] = (),
     stop: bool = True,
+    reward: Reward | None = None,
 ) -> LearnerState:
     """Iterations of GRPO, from the last checkpoint in `folder` on; metrics go to `<folder>/metrics.jsonl`.
 
@@ -99,6 +102,7 @@ def run_grpo(
       policy: what the engine is to sample under a state.
       validation: tasks of seeds that are not trained on; every `train.validate_every` iterations, and after the last, they are rolled out.
       stop: end early at `train.stop_reward`.
+      reward: what is learnt from, instead of the environment's own reward.
 
     Returns:
       The state of the highest mean reward in validation, of equal ones the newest; without validation the last. It has a checkpoint.
@@ -138,7 +142,7 @@ def run_grpo(
                     now = begun.popleft()
                     found = now.result()
                     sync, spent = gathering + now.sync_seconds, time.perf_counter() - began
-                    state, metrics = update(learner, state, found, config.train)
+                    state, metrics = update(learner, state, found, config.train, reward)
                 metrics |= {"seconds/sync": sync, "seconds/rollout": max(0.0, spent - sync)}
                 record = {"iteration": iteration + 1, "rewards": [*record["rewards"], metrics["reward"]]}
                 last = iteration + 1 == iterations or (stop and _saturated(record["rewards"], config.train.stop_reward))
@@ -169,10 +173,12 @@ def _restored(checkpoints: Checkpoints, state: LearnerState, step: int | None = 
         raise InputError(str(error)) from error
 
 
-def update(learner: Learner, state: LearnerState, trajectories: Sequence[Trajectory], train: TrainSection) -> tuple[LearnerState, dict]:
-    """Advantages, packing, one step; the metrics of all three."""
+def update(
+    learner: Learner, state: LearnerState, trajectories: Sequence[Trajectory], train: TrainSection, reward: Reward | None = None
+) -> tuple[LearnerState, dict]:
+    """Advantages, packing, one step; the metrics of all three. `reward` takes the place of the environment's own."""
     began = time.perf_counter()
-    advantages = group_advantages(trajectories, divide_by_std=train.advantage_std, min_group=train.min_group)
+    advantages = group_advantages(trajectories, divide_by_std=train.advantage_std, min_group=train.min_group, reward=reward)
     kept = np.flatnonzero(advantages.kept)
     metrics = episode_metrics(trajectories) | advantages.metrics
     if not len(kept):

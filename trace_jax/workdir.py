@@ -106,6 +106,24 @@ class Workdir:
         self.processes.agree(produced)
         return path
 
+    def within(self, name: str, shared: Iterable[str] = ()) -> Workdir:
+        """A folder of this workdir as a workdir of its own, held by the same run.
+
+        Args:
+          shared: names of folders of this one that are linked into it.
+        """
+        inner = Workdir(self.path(name), self.config, None, self.processes)
+
+        def link() -> None:
+            inner.root.mkdir(exist_ok=True)
+            for folder in shared:
+                path, goal = inner.path(folder), self.root / folder
+                if not path.is_symlink() and goal.is_dir():
+                    path.symlink_to(os.path.relpath(goal, path.parent), target_is_directory=True)
+
+        self.processes.agree(link)
+        return inner
+
     def path(self, name: str) -> pathlib.Path:
         """The local path of a name, its parent folders made."""
         parts = pathlib.PurePosixPath(name)

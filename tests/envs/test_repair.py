@@ -88,6 +88,9 @@ def test_the_verdict_has_levels(pool):
     assert [score.reward for score in found] == [1.0, 0.85, 0.85, 0.85]
     assert not found[1].checks["edit_size"].passed and not found[2].checks["format"].passed
     assert "new.txt" in found[3].checks["format"].actual
+    patches = [score.checks["patch"] for score in found]
+    assert patches[0].actual == patches[0].expected != "" and patches[0].expected.startswith("diff --git a/")
+    assert patches[1].actual.count("+# note") == 9 and [patch.actual for patch in patches[2:]] == [None, None]
 
 
 @pytest.mark.parametrize("capability", ["multi_site_consistency"])

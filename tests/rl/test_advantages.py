@@ -72,3 +72,10 @@ def test_episode_metrics_leave_errors_out():
     metrics = episode_metrics(rollouts([1.0, 0.0, 0.5], error=(1,)))
     assert metrics["reward"] == 0.75 and metrics["success"] == 0.5 and metrics["turns"] == 2 and metrics["reward/e"] == 0.75
     assert episode_metrics(rollouts([1.0], error=(0,))) == {}
+
+
+def test_another_reward_may_take_the_place_of_the_environments_and_be_negative():
+    found = rollouts([0.0, 0.0, 0.0], [1.0, 0.0], error=(2,))
+    result = group_advantages(found, divide_by_std=False, reward=lambda t: {"t0": -1.0, "t1": 0.5}.get(t.id, 0.3))
+    np.testing.assert_allclose(result.values, [-0.75, 0.75, 0, 0, 0])
+    assert result.kept.tolist() == [True, True, False, False, False]

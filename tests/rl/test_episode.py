@@ -158,6 +158,12 @@ def test_what_the_environment_did_wrong_is_an_error_without_a_reward(at):
     assert len(t.tokens) == len(t.logprobs) == len(t.versions)
 
 
+def test_instructions_stand_behind_the_system_prompt_and_are_part_of_it():
+    told, asked = perform(["bye"], [Reply(None, True)], task=dataclasses.replace(TASK, instructions="Count twice."))
+    assert told.messages[0] == {"role": "system", "content": "Be brief.\n\nCount twice."} and told.hint is None
+    assert asked[1].tokens.tolist() == chat().start("Be brief.\n\nCount twice.", START.messages, TOOLS).tolist()
+
+
 def test_a_hint_is_seen_while_sampling_and_cut_out_for_training():
     hinted, asked = perform(["bye"], [Reply(None, True)], task=dataclasses.replace(TASK, hint="Count twice."))
     plain, _ = perform(["bye"], [Reply(None, True)])

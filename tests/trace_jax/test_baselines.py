@@ -48,7 +48,7 @@ def test_the_baseline_spends_its_budget_on_train_tasks_and_goes_on_where_it_stop
                 raise KeyboardInterrupt
             return summarise(*args)
 
-        monkeypatch.setattr("trace_jax.baselines.grpo_target.success_rate", stop_at_the_fourth_point)
+        monkeypatch.setattr("trace_jax.baselines.training.success_rate", stop_at_the_fourth_point)
         with pytest.raises(KeyboardInterrupt):
             train_on_target(second, 53)
         assert train_on_target(second, 53) == found

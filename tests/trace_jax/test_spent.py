@@ -28,6 +28,9 @@ def shard(count: int, sampled: int) -> list[Trajectory]:
         ("gate", "training", "compose"),
         ("constant-0.25", "gate-x", "compose"),
         ("grpo_target", "training", "baseline"),
+        ("single-x", "training", "baseline"),
+        ("gepa-2", "training", "baseline"),
+        ("swe_rl", "training", "baseline"),
         ("grpo_target", "heldout", "evaluate"),  # the curve is no cost of training
     ],
 )

@@ -218,3 +218,17 @@ def records(data: bytes) -> list[bytes]:
         found.append(data[12 : 12 + length])
         data = data[16 + length :]
     return found
+
+
+def test_a_workdir_within_another_shares_what_it_is_told_to(tmp_path):
+    with Workdir.open(tmp_path, Config()) as workdir:
+        workdir.write_json("adapters/x/summary.json", {"x": 1})
+        workdir.write_json("rollouts/base/gate-x/manifest.json", {"shards": {}})
+        for _ in range(2):
+            inner = workdir.within("capabilities/1", ["adapters", "rollouts/base/gate-x", "rollouts/base/gate-y"])
+        assert inner.read_json("adapters/x/summary.json") == {"x": 1} and inner.config == workdir.config
+        assert inner.exists("rollouts/base/gate-x/manifest.json") and not inner.exists("rollouts/base/gate-y")
+        inner.write_json("evaluation/composed.json", {})
+        assert not workdir.exists("evaluation/composed.json") and inner.list("rollouts") == []
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    assert (moved / "capabilities/1/adapters/x/summary.json").exists(), "links are relative"

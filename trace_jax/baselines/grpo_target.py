@@ -1,7 +1,6 @@
 """GRPO of one adapter on the target's train tasks, with as many rollouts as the four steps spent on the composed agent.
 
-It sees what GRPO sees in life: a fixed set of tasks, taken in turn, shuffled anew every pass. Its curve is measured on the held-out split,
-for the report only; the last adapter is the one that counts.
+It sees what GRPO sees in life: a fixed set of tasks, taken in turn, shuffled anew every pass.
 """
 
 from __future__ import annotations
@@ -9,16 +8,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rl.engines.protocol import Policy
-from rl.learner import LearnerState
 from rl.rollout import Task
-from trace_jax.evaluate import heldout_tasks, summarise
-from trace_jax.outcomes import success_rate
+from trace_jax.baselines.training import train_baseline
 from trace_jax.runtime import Runtime
-from trace_jax.train import initial_adapter, make_learner, run_grpo
+from trace_jax.train import initial_adapter
 
 NAME = "grpo_target"
-_POINTS = 6  # of the curve
 
 
 def target_tasks(runtime: Runtime, iteration: int) -> list[Task]:
@@ -34,41 +29,5 @@ def target_tasks(runtime: Runtime, iteration: int) -> list[Task]:
 
 
 def train_on_target(runtime: Runtime, budget: int) -> dict[str, Any]:
-    """Trains and evaluates the baseline; `budget` is the number of rollouts that it may use.
-
-    Returns:
-      The content of `evaluation/grpo_target.json`; the curve is in `evaluation/grpo_target_curve.json`.
-    """
-    config, workdir = runtime.config, runtime.workdir
-    if workdir.exists(f"evaluation/{NAME}.json"):
-        return workdir.read_json(f"evaluation/{NAME}.json")
-    per_iteration = config.train.groups * config.train.group_size
-    iterations = max(budget // per_iteration, 1)
-
-    learner = make_learner(runtime)
-
-    def policy(state: LearnerState) -> Policy:
-        return Policy(name=NAME, version=int(state.step), adapters=learner.gathered(state.params))
-
-    state = learner.init(initial_adapter(runtime, NAME), seed=config.seed)
-    curve: dict[str, list[float]] = {"rollouts": [], "rate": []}
-    for point in range(1, _POINTS + 1):
-        until = round(iterations * point / _POINTS)
-        state = run_grpo(
-            runtime,
-            learner,
-            state,
-            f"baselines/{NAME}",
-            NAME,
-            until,
-            lambda iteration: target_tasks(runtime, iteration),
-            policy,
-            stop=False,
-        )
-        found = runtime.roll_out(policy(state), NAME, "heldout", point, heldout_tasks(runtime), config.evaluation.temperature)
-        curve["rollouts"].append(until * per_iteration)
-        curve["rate"].append(success_rate(found)["rate"])
-        workdir.write_json(f"evaluation/{NAME}_curve.json", curve)
-    result = summarise(NAME, "heldout", found, config.evaluation.temperature) | {"training_rollouts": iterations * per_iteration}
-    workdir.write_json(f"evaluation/{NAME}.json", result)
-    return result
+    """Trains and evaluates the baseline, see `train_baseline`; `budget` is the number of rollouts that it may use."""
+    return train_baseline(runtime, NAME, initial_adapter(runtime, NAME), budget, lambda iteration: target_tasks(runtime, iteration))

@@ -22,6 +22,8 @@ _MEANING = {
     "plain_gate": "token gate trained on plain labels, the published form",
     COMPOSED: "token gate: one slot for every token and layer",
     BASELINE: "GRPO of one adapter on the target's train tasks",
+    "gepa": "the base with instructions that an LLM evolved, by GEPA",
+    "swe_rl": "GRPO rewarded by likeness to the oracle's patch",
     FLOOR: "the floor: no call at all, one polite sentence",
 }
 _ORDER = list(_MEANING)
@@ -98,7 +100,7 @@ def load_results(read: Reader) -> dict[str, Result]:
     """Policy to result: the base, the adapters, the mixtures, the composed agent, the baselines, the floor."""
     files = {}
     for name in read.list("evaluation"):
-        data = read.json(name)
+        data = read.json(name) if name.endswith(".json") else None
         if isinstance(data, dict) and "overall" in data:
             files[data["policy"]] = data
     spent = _spent(read)

@@ -141,6 +141,11 @@ class Environment:
                     fault = f"the patch changes other files: {', '.join(sorted(others))[:200]}"
         return {path: text for path, text in files.items() if path.startswith(prefix) and path.endswith(".py")}, fault
 
+    def patch(self, files):
+        """What turns the last commit's source files into these, as `git diff` prints it."""
+        old = {path: text for path, text in self.task["files"].items() if path in self.task["right"]}
+        return "".join(diff(path, old.get(path), files.get(path)) for path in sorted({*old, *files}) if old.get(path) != files.get(path))
+
     def tests(self):
         return [*self.task["order"], *self.task["variants"], *self.task["kept"]]
 
@@ -178,6 +183,8 @@ class Environment:
         share = sum(check["passed"] for check in checks.values()) / len(checks)
         checks["regression"] = {"passed": not broken, "expected": [], "actual": broken[:20], "call": last}
         checks["edit_size"] = {"passed": 0 < size <= limit, "expected": f"1 to {limit} lines", "actual": size, "call": last}
+        handed_in = self.patch(files) if fault is None else None
+        checks["patch"] = {"passed": handed_in is not None, "expected": self.patch(self.task["right"]), "actual": handed_in, "call": last}
         checks["format"] = {"passed": fault is None, "expected": "a submitted patch of source files", "actual": fault, "call": last}
         if not results:
             reward = 0.0
