@@ -9,7 +9,7 @@ Expected:  preflight says that all four programs fit. Published, Pass@1: base 68
 
 WEIGHTS is the downloaded model, VERIFIED the dataset in the form of swebench 5 (with eval scripts), as parquet, .json or .jsonl; `pip
 install trace-jax[swebench]` brings mini-swe-agent and the grader. `params` and `preflight` need none of them. Commands run in docker images
-of the instances, on every host. By repository 363 instances are for training and 137 held out (`trace_jax/benchmarks/swebench/splits.json`);
+of the instances, on every host. By repository 363 instances are for training and 137 held out (`benchmarks/swebench/splits.json`);
 64 of the former are mined. An episode has 150 turns at most; the protocol's temperature is 0.7, with thinking.
 
 Preflight with jax 0.12.0.1 and libtpu 0.0.50.1 at JAX_OPTIMIZATION_LEVEL=O0; per device, of 95.73 GiB:

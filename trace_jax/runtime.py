@@ -228,6 +228,7 @@ class Runtime:
     def targets(self) -> tuple[Package | Target, ...]:
         """What the agent is to become good at: one package, or the domains of a benchmark."""
         if self.config.benchmark.name:
+            _ = self.config.model.weights  # that there are none is said before the benchmark's program starts
             return live_targets(self.config, self.harness)
         package = find_package(self.config.target.package, "target.package")
         try:

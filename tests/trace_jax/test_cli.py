@@ -9,7 +9,7 @@ import time
 import pytest
 
 from trace_jax import __main__, cli
-from trace_jax.config import ROOT
+from trace_jax.sections import ROOT
 from trace_jax.workdir import Workdir
 
 PROBE = """

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trace_jax import cli
+from trace_jax import cli, sections
 from trace_jax import config as configs
 from trace_jax.config import Config, ModelSection, RolloutSection, TrainSection, changed_fields, load_config, override
 from trace_jax.errors import InputError
@@ -41,8 +41,8 @@ def test_a_shipped_architecture_is_found_inside_the_package_of_a_wheel(tmp_path,
     folder = tmp_path / "trace_jax" / "configs" / "architectures" / "M"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    monkeypatch.setattr(configs, "ROOT", tmp_path)
-    monkeypatch.setattr(configs, "_PACKAGE", tmp_path / "trace_jax")
+    monkeypatch.setattr(sections, "ROOT", tmp_path)
+    monkeypatch.setattr(sections, "PACKAGE", tmp_path / "trace_jax")
     assert ModelSection(path="configs/architectures/M").folder == folder
 
 
