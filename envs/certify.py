@@ -54,7 +54,7 @@ from envs.timed import OutOfTime, TimedPool
 __all__ = ["Certificate", "CheckResult", "brief", "certify", "draw_seeds"]
 
 KNOB_SEEDS = 5
-FRESH = 4, 40  # so many seeds are drawn at least, and at most unless a quarter of those that are given is more
+FRESH = 4, 40  # the least that are drawn; half of those that are given, but no more than so many, or a tenth if that is more
 ALL_PROBED = 50  # with more given seeds than this, the players try no more of them than were drawn
 ODD_SEEDS = 6
 WATCHED_SEEDS = 8  # where each action of the oracle is left out in turn
@@ -126,7 +126,7 @@ def draw_seeds(package: Package, salt: str, given: Sequence[int], used: Sequence
     places += [lambda: rng.randrange(USUAL_SEEDS), lambda: int(2 ** rng.uniform(0, 31))]
     places += [lambda: int(2 ** rng.uniform(31, 52)), lambda: -int(2 ** rng.uniform(0, 31))]
     least, most = FRESH
-    count = max(least, min(len(given) // 2, max(most, len(given) // 4)), len(places) if len(given) > least else 0)
+    count = max(least, min(len(given) // 2, most), len(given) // 10, len(places) if len(given) > least else 0)
     drawn: dict[int, None] = {}
     turns = itertools.cycle(places)
     while len(drawn) < count:

@@ -101,10 +101,10 @@ def test_what_is_stored_follows_from_the_package_and_the_salt(honest, pool):
 
 def test_fresh_seeds_are_known_to_nobody_who_does_not_know_the_salt():
     one, other = hackable.make(), hackable.make("the hint tells")
-    drawn = draw_seeds(one, "a", range(400))
-    assert drawn == draw_seeds(one, "a", range(400)) and len(set(drawn)) == 100 and not set(drawn) & set(range(400))
-    assert not set(drawn) & set(draw_seeds(one, "b", range(400))) - set(range(5000))
-    assert not set(drawn) & set(draw_seeds(other, "a", range(400))) - set(range(5000))
+    drawn = draw_seeds(one, "a", range(1000))
+    assert drawn == draw_seeds(one, "a", range(1000)) and len(set(drawn)) == 100 and not set(drawn) & set(range(1000))
+    assert not set(drawn) & set(draw_seeds(one, "b", range(1000))) - set(range(5000))
+    assert not set(drawn) & set(draw_seeds(other, "a", range(1000))) - set(range(5000))
     used = [range(70, 90), range(10**9, 10**9 + 5)]
     assert all(sum(seed in part for seed in draw_seeds(one, "a", range(9), used)) >= 1 for part in used)
     assert sum(0 <= seed < certificates.USUAL_SEEDS for seed in drawn) > 30 and max(drawn) > 2**31 and min(drawn) < 0
