@@ -49,7 +49,9 @@ def make_program(data: str, environment: str, *, max_steps: int, timeout: float,
       InputError: there is none.
     """
     if not data or not pathlib.Path(data).exists():
-        raise InputError(f"config field 'benchmark.data': {data!r} is no file or folder; give the dataset of SWE-bench as .json, .jsonl or .parquet")
+        raise InputError(
+            f"config field 'benchmark.data': {data!r} is no file or folder; give the dataset of SWE-bench as .json, .jsonl or .parquet"
+        )
     settings = {
         "data": str(pathlib.Path(data).absolute()),
         "environment": environment,

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("minisweagent", "swebench"))), reason="needs the extra swebench"
 )  # not importorskip: the driver has to set the environment before it imports them
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[4]
 SHARED = pathlib.Path(os.environ.get("TRACE_JAX_DATA", ROOT.parent / "shared" / "data")) / "swebench"
 LOGS = ROOT / "tests" / "data" / "swebench" / "logs"
 BWRAP = shutil.which("bwrap")

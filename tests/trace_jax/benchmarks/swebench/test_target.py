@@ -10,10 +10,10 @@ import pytest
 from rl.engines.protocol import Completion
 from rl.rollout import Task, roll_out
 from tests.rl.chats import chat
-from tests.trace_jax.benchmarks.test_swebench_live import DIFF, FIX, SUBMIT, dataset  # noqa: F401
+from tests.trace_jax.benchmarks.swebench.test_live import DIFF, FIX, SUBMIT, dataset  # noqa: F401
 from trace_jax.benchmarks.swebench.predictions import write_predictions
 
-SPLITS = json.loads((pathlib.Path(__file__).parents[3] / "trace_jax" / "benchmarks" / "swebench" / "splits.json").read_text())
+SPLITS = json.loads((pathlib.Path(__file__).parents[4] / "trace_jax" / "benchmarks" / "swebench" / "splits.json").read_text())
 
 
 def test_the_shipped_split_follows_its_rule_and_shares_no_repository():

@@ -12,7 +12,7 @@ from trace_jax.benchmarks.swebench import mini, reports, swe_agent
 from trace_jax.benchmarks.swebench.predictions import write_predictions
 from trace_jax.errors import InputError
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[4]
 DATA = ROOT / "tests" / "data" / "swebench"
 RUN, REPORT, LOGS, FORMATS = DATA / "excerpt", DATA / "reports" / "deepseek__deepseek-chat.excerpt.json", DATA / "logs", DATA / "formats"
 SHARED = pathlib.Path(os.environ.get("TRACE_JAX_DATA", ROOT.parent / "shared" / "data")) / "swebench"
