@@ -323,20 +323,20 @@ class Pool:
     def _send(self, messages: list[Message], answers: list[Any]) -> list[Death | None]:
         """Exchanges the messages; the answers are in place, or the death of the worker is returned."""
         ready = [(m.process, m.payload, len(m.plan) * (MAX_REPLY_BYTES + 1) + 2) for m in messages]
-        for process, plan, packages, arriving, freed in messages:
-            process.packages |= packages.keys()
-            process.hosted.difference_update(freed)
-            process.hosted |= arriving
-            process.opened += sum(item.op == "reset" for item in plan)
-            for _ in freed:
-                process.freed.popleft()
         try:
+            for process, plan, packages, arriving, freed in messages:
+                process.packages |= packages.keys()
+                process.hosted.difference_update(freed)
+                process.hosted |= arriving
+                process.opened += sum(item.op == "reset" for item in plan)
+                for _ in freed:
+                    process.freed.popleft()
             results = exchange(ready, self.deadline_s)
-        except BaseException:  # interrupted: replies that nobody waits for must not answer the next batch
+            return [self._accept(message.process, message.plan, result, answers) for message, result in zip(messages, results, strict=True)]
+        except BaseException:  # interrupted: workers that were not told all, or did what no log has, would go on from another state
             for message in messages:
                 message.process.kill()
             raise
-        return [self._accept(message.process, message.plan, result, answers) for message, result in zip(messages, results, strict=True)]
 
     def _accept(self, process: Process, plan: list[Item], result: bytes | Death, answers: list[Any]) -> Death | None:
         """Takes over the replies of a message, or says why there are none."""

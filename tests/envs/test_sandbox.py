@@ -237,6 +237,23 @@ def test_an_interrupted_batch_leaves_no_reply_behind(make_package):
         assert start.messages[0]["content"].split()[-1] in episode.call("list_codes", {}).text
 
 
+def test_an_action_whose_reply_was_interrupted_is_not_done_twice(make_package, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    package = make_package()
+    with Pool(1) as pool:
+        right = pool.function(package, "oracle", 0)[1]["arguments"]
+        episode = pool.open(package, 0)
+        episode.reset()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("envs.sandbox.host.parse_message", interrupt)  # the worker has done it, and no log has it
+            episode.call("write_code", right)
+        for step in (("call", ("write_code", right)), SAY):
+            pool.batch([(episode, *step)])
+        assert episode.score().reward == 1.0
+
+
 def test_workers_see_a_clean_environment_and_inherit_no_files(make_package, monkeypatch, tmp_path):
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     site = "[p for p in sys.path if 'site' in p]"
