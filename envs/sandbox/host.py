@@ -156,11 +156,15 @@ class Pool:
 
     def close(self) -> None:
         """Ends the workers. Episodes of the pool cannot be used any more."""
-        self._closed = True  # no lock: a batch that another thread waits for ends with its worker
+        self._closed = True
         self._programs.close()
         for processes in self._processes:
             for process in list(processes.values()):
-                process.kill()
+                process.child.kill()  # no lock: a batch that another thread waits for ends with its worker
+        for lock, processes in zip(self._locks, self._processes, strict=True):
+            with lock:  # that thread reads from the descriptors until then
+                for process in processes.values():
+                    process.kill()
         self._launcher.close()
 
     @property
@@ -425,6 +429,7 @@ class Pool:
         processes[digest] = process = process or Process(self._launcher, self._options)
         if self._closed:  # meanwhile, by another thread
             process.kill()
+            raise ValueError("the pool is closed")
         return process
 
     def _free(self, key: int, digest: str) -> None:
