@@ -129,7 +129,10 @@ def test_without_names_of_writes_each_action_is_left_out_in_turn(pool):
     certificate = certify(hackable.change(UNNAMED), pool, seeds=SEEDS)
     assert certificate.passed, certificate.to_text()
     assert "each action of the oracle was left out in turn: 8 of 32 are needed" in certificate.to_text()
-    assert "the oracle hands in no `git diff`" in certificate.to_text()
+    (check,) = [check for check in certificate.checks if check.name == "stray_write"]
+    assert check.passed and "writes that nobody asked for" in check.detail  # what cannot be left out is a write
+    free = {hackable.REWARD: "reward = float(action and state[self.wanted] == self.goal[self.wanted])"}
+    assert failing(certify(hackable.change(UNNAMED | free), pool, seeds=SEEDS)) == {"stray_write"}
     idle = certify(hackable.change(UNNAMED | {hackable.REWARD: "reward = float(len(self.log) > 1)"}), pool, seeds=SEEDS)
     assert "incomplete" in failing(idle)
 
