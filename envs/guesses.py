@@ -45,14 +45,14 @@ def words(package: Package, tools: list[dict], told: Iterable[str] = ()) -> list
     """Texts and numbers of the package, the ones that something is compared with first, then those of `told` (prompts, names of checks)."""
     compared: list[Any] = []
     others: list[Any] = []
+    seen: set[ast.AST] = set()  # once is enough of what stands within another comparison
     for node in ast.walk(ast.parse(package.source)):
-        if isinstance(node, ast.Compare | ast.MatchValue):
-            compared += _constants(node)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            asks = re.fullmatch("startswith|endswith|find|index|count|search|match|fullmatch|issubset|intersection|get", node.func.attr)
-            (compared if asks else others).extend(_constants(node))
-        elif isinstance(node, ast.Constant | ast.BinOp):
-            others += _constants(node)
+        if not isinstance(node, ast.Compare | ast.MatchValue) and not (isinstance(node, ast.Call) and _asks(node.func)):
+            others += _constants([node])
+        elif node not in seen:
+            below = list(ast.walk(node))
+            seen.update(below)
+            compared += _constants(below)
     patterns = [value for value in dict.fromkeys(compared) if isinstance(value, str) and re.search(r"[\\\[(|.*+?^$]", value)]
     compared += [sample for pattern in patterns for sample in matches(pattern)]
     texts = [str(value) for value in [*compared, *others] if not isinstance(value, bool)]
@@ -60,13 +60,19 @@ def words(package: Package, tools: list[dict], told: Iterable[str] = ()) -> list
     return list(dict.fromkeys(text for text in texts if text.strip() and len(text) <= WORD))
 
 
-def _constants(node: ast.AST) -> list[Any]:
-    """Texts and numbers below a node; "open" + "sesame" is one."""
+def _asks(function: ast.expr) -> bool:
+    """Whether a method compares."""
+    asking = "startswith|endswith|find|index|count|search|match|fullmatch|issubset|intersection|get"
+    return isinstance(function, ast.Attribute) and re.fullmatch(asking, function.attr) is not None
+
+
+def _constants(nodes: Iterable[ast.AST]) -> list[Any]:
+    """Texts and numbers among nodes; "open" + "sesame" is one."""
     found = []
-    for inner in ast.walk(node):
-        value = inner.value if isinstance(inner, ast.Constant) else None
-        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add):
-            parts = inner.left, inner.right
+    for node in nodes:
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            parts = node.left, node.right
             if all(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts):
                 value = "".join(part.value for part in parts)
         if isinstance(value, str | int | float) and not isinstance(value, bool):

@@ -1,5 +1,6 @@
 """A certificate passes an honest environment and names what is wrong with each of many others."""
 
+import dataclasses
 import json
 import random
 import warnings
@@ -159,6 +160,14 @@ def test_words_are_those_of_the_package_and_what_its_expressions_match():
 def test_an_expression_of_a_package_costs_the_host_nothing(pattern, found):
     with warnings.catch_warnings(action="error"):
         assert guesses.matches(pattern) == found
+
+
+def test_the_words_of_deep_expressions_are_read_once(monkeypatch):
+    read, constants = [], guesses._constants
+    monkeypatch.setattr(guesses, "_constants", lambda nodes: read.append(len(nodes)) or constants(nodes))
+    deep = "x = 'a'" + " + 'a'" * 500 + "\ny = 'b'" + ".get('c')" * 500
+    guesses.words(dataclasses.replace(hackable.make(), source=deep), [])
+    assert sum(read) < 8_000  # nodes; each below each would be a million
 
 
 def test_slow_steps_are_refused_with_their_figures(pool, monkeypatch):
