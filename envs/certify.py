@@ -246,13 +246,14 @@ class _Trial:
         casts["odd"] = Cast(probed[:ODD_SEEDS], odd(self.tools), verdicts=1)
         tried = {seed: scripts[seed] for seed in (probed[::2] if len(probed) > ALL_PROBED else probed)}
         plays |= play_all(pool, package, casts | self._spoilt(tried, writes.names, plays["oracle"]))
-        left_out = {}
+        left_out, stray_edits, writing = {}, [], writes
         if writes.names is None:
-            left_out, plays["stray_write"] = self._without_writes({seed: scripts[seed] for seed in probed[-WATCHED_SEEDS:]})
-        strays = exploits.with_strays(tried, plays["spam"], writes)
+            watched = {seed: scripts[seed] for seed in probed[-WATCHED_SEEDS:]}
+            left_out, stray_edits = self._without_writes(watched)
+            writing = exploits.needed_writes(watched, left_out, plays["oracle"])
+        strays = {} if stray_edits else exploits.with_strays(tried, plays["spam"], writing)
         edited = {seed: script for seed, (script, _) in strays.items()}
-        if writes.names is not None:
-            plays["stray_write"] = play(pool, package, list(edited), recite(edited))
+        plays["stray_write"] = stray_edits or play(pool, package, list(edited), recite(edited))
 
         known = {name: [one for one in found if one.seed in given] for name, found in plays.items()}
         judged = [exploits.earns_little(name, known[name]) for name in (*probes, "odd")]
@@ -290,9 +291,9 @@ class _Trial:
             exploits.content_decides("shape", plays["shape"]),
             guesses.guesses_earn_nothing(pool, package, blind, self.fresh + self.seeds[::-1]),
             exploits.repetition_earns_nothing(plays["once"], plays["repeat"]),
-            exploits.stray_edits_cost(plays["stray_write"])
-            if writes.names is None
-            else exploits.strays_cost(package, plays["stray_write"], {seed: place for seed, (_, place) in strays.items()}, writes),
+            exploits.stray_edits_cost(stray_edits)
+            if stray_edits
+            else exploits.strays_cost(package, plays["stray_write"], {seed: place for seed, (_, place) in strays.items()}, writing),
             exploits.same_on_fresh_seeds(others["oracle"], {name: others[name] for name in probes}, behaved, again),
             exploits.tools_keep_the_answer(plays["oracle"], plays["spam"], self._blind(plays), self.tools),
             look.clock_is_not_read(package),

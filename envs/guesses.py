@@ -13,6 +13,7 @@ import dataclasses
 import json
 import random
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ MEAN_BAR, SUCCESS_BAR = 0.5, 0.05  # as of the other players
 WORDS = 192  # tried one by one, those that something is compared with first; all are said in one text
 TOGETHER = 24  # words that are passed as arguments in one episode
 LONGEST = 5_000  # characters of a text that is said for its length
+WORD = 200  # characters of a word of the package
 TEXT = 20_000  # characters of one text
 FOLLOWED = 20  # seeds on which a guess that was paid is played again
 LISTENED = 3  # seeds on which the package is listened to
@@ -43,28 +45,34 @@ def words(package: Package, tools: list[dict], told: Iterable[str] = ()) -> list
     """Texts and numbers of the package, the ones that something is compared with first, then those of `told` (prompts, names of checks)."""
     compared: list[Any] = []
     others: list[Any] = []
+    seen: set[ast.AST] = set()  # once is enough of what stands within another comparison
     for node in ast.walk(ast.parse(package.source)):
-        if isinstance(node, ast.Compare | ast.MatchValue):
-            compared += _constants(node)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            asks = re.fullmatch("startswith|endswith|find|index|count|search|match|fullmatch|issubset|intersection|get", node.func.attr)
-            (compared if asks else others).extend(_constants(node))
-        elif isinstance(node, ast.Constant | ast.BinOp):
-            others += _constants(node)
+        if not isinstance(node, ast.Compare | ast.MatchValue) and not (isinstance(node, ast.Call) and _asks(node.func)):
+            others += _constants([node])
+        elif node not in seen:
+            below = list(ast.walk(node))
+            seen.update(below)
+            compared += _constants(below)
     patterns = [value for value in dict.fromkeys(compared) if isinstance(value, str) and re.search(r"[\\\[(|.*+?^$]", value)]
     compared += [sample for pattern in patterns for sample in matches(pattern)]
     texts = [str(value) for value in [*compared, *others] if not isinstance(value, bool)]
     texts += [word for text in [*told, json.dumps(tools)] for word in re.findall(r"[\w@#.-]{3,}", text)]
-    return list(dict.fromkeys(text for text in texts if text.strip() and len(text) <= 200))
+    return list(dict.fromkeys(text for text in texts if text.strip() and len(text) <= WORD))
 
 
-def _constants(node: ast.AST) -> list[Any]:
-    """Texts and numbers below a node; "open" + "sesame" is one."""
+def _asks(function: ast.expr) -> bool:
+    """Whether a method compares."""
+    asking = "startswith|endswith|find|index|count|search|match|fullmatch|issubset|intersection|get"
+    return isinstance(function, ast.Attribute) and re.fullmatch(asking, function.attr) is not None
+
+
+def _constants(nodes: Iterable[ast.AST]) -> list[Any]:
+    """Texts and numbers among nodes; "open" + "sesame" is one."""
     found = []
-    for inner in ast.walk(node):
-        value = inner.value if isinstance(inner, ast.Constant) else None
-        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add):
-            parts = inner.left, inner.right
+    for node in nodes:
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            parts = node.left, node.right
             if all(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts):
                 value = "".join(part.value for part in parts)
         if isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -73,12 +81,15 @@ def _constants(node: ast.AST) -> list[Any]:
 
 
 def matches(pattern: str, most: int = 6) -> list[str]:
-    """A few short texts that a regular expression matches, one for each branch; none for what is no expression."""
+    """A few short texts that a regular expression may match, one for each branch; none for what is no expression.
+
+    They are put together, never searched: the package wrote the expression, and a hard one would hold this process for ever.
+    """
     try:
-        found = _branches(list(re._parser.parse(pattern)), most)
+        with warnings.catch_warnings(action="ignore"):  # many a text that is compared is no expression
+            return _branches(list(re._parser.parse(pattern)), most)
     except (re.error, RecursionError, OverflowError):
         return []
-    return [text for text in found if re.search(pattern, text)]
 
 
 def _branches(parts: list, most: int) -> list[str]:
@@ -96,10 +107,11 @@ def _branches(parts: list, most: int) -> list[str]:
             own = [text for branch in value[1] for text in _branches(list(branch), most)]
         elif name in ("SUBPATTERN", "MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT", "ATOMIC_GROUP"):
             inner = value if name == "ATOMIC_GROUP" else value[-1]
-            own = [text * max(1, min(value[0], 50)) if "REPEAT" in name else text for text in _branches(list(inner), most)]
+            times = max(1, min(value[0], 50)) if "REPEAT" in name else 1
+            own = [text * times for text in _branches(list(inner), most) if len(text) * times <= WORD]
         else:
             own = [""]  # anchors, looks around, references
-        texts = [text + end for text in texts for end in own][:most]
+        texts = [text + end for text in texts for end in own if len(text) + len(end) <= WORD][:most]
     return texts
 
 

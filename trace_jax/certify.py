@@ -36,7 +36,8 @@ def main(arguments: Arguments) -> None:
             seeds, salt = range(CALIBRATION, CALIBRATION + bounds.certify_seeds), secrets.token_hex(16)
             certificate = certify(package, pool, target_tools=tools, seeds=seeds, salt=salt, used=USED, minutes=bounds.certify_minutes)
     except PackageError as error:
-        raise InputError(str(error)) from error
+        known = "" if pathlib.Path(name).exists() else f", or the name of one that is built in: {', '.join(builtin_names())}"
+        raise InputError(f"{error}{known}") from error
     except SandboxError as error:
         raise InputError(f"{name}: not run, config field 'rollout.sandbox': {error}") from error
     print(certificate.to_text())

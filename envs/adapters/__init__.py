@@ -8,7 +8,8 @@
 | `taskset` | the settings with which verifiers plays a served package through its OpenEnv taskset | of verifiers itself |
 | `environment_factory` | a package as the environment factory of TRL's GRPOTrainer | of TRL itself |
 
-Each is imported when it is first asked for, so nobody pays for what is not used.
+Each is imported when it is first asked for, so nobody pays for what is not used. A package is of `envs.load_package(DIR)` or
+`envs.builtin.load_builtin(NAME)`, a pool `envs.Pool(sandbox="require")`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,13 @@
 """A package as a `gymnasium.Env`: observations and actions are texts.
 
-    env = TextEnv(load_builtin("desk"), pool)
-    text, info = env.reset(seed=7)             # info: system, messages, tools, seed
-    text, reward, terminated, truncated, info = env.step('{"name": "list_orders", "arguments": {}}')
+    from envs import Pool, load_package
+    from envs.adapters import TextEnv
+    from envs.builtin import load_builtin
+
+    with Pool(sandbox="require") as pool:
+        env = TextEnv(load_builtin("desk"), pool)  # load_package(DIR) for one of your own
+        text, info = env.reset(seed=7)             # info: system, messages, tools, seed
+        text, reward, terminated, truncated, info = env.step('{"name": "list_orders", "arguments": {}}')
 
 An action is a tool call in JSON or a text for the scripted user, see `envs.adapters.session`. The reward is 0 until the episode ends.
 """

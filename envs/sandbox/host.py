@@ -156,11 +156,15 @@ class Pool:
 
     def close(self) -> None:
         """Ends the workers. Episodes of the pool cannot be used any more."""
-        self._closed = True  # no lock: a batch that another thread waits for ends with its worker
+        self._closed = True
         self._programs.close()
         for processes in self._processes:
             for process in list(processes.values()):
-                process.kill()
+                process.child.kill()  # no lock: a batch that another thread waits for ends with its worker
+        for lock, processes in zip(self._locks, self._processes, strict=True):
+            with lock:  # that thread reads from the descriptors until then
+                for process in processes.values():
+                    process.kill()
         self._launcher.close()
 
     @property
@@ -323,20 +327,20 @@ class Pool:
     def _send(self, messages: list[Message], answers: list[Any]) -> list[Death | None]:
         """Exchanges the messages; the answers are in place, or the death of the worker is returned."""
         ready = [(m.process, m.payload, len(m.plan) * (MAX_REPLY_BYTES + 1) + 2) for m in messages]
-        for process, plan, packages, arriving, freed in messages:
-            process.packages |= packages.keys()
-            process.hosted.difference_update(freed)
-            process.hosted |= arriving
-            process.opened += sum(item.op == "reset" for item in plan)
-            for _ in freed:
-                process.freed.popleft()
         try:
+            for process, plan, packages, arriving, freed in messages:
+                process.packages |= packages.keys()
+                process.hosted.difference_update(freed)
+                process.hosted |= arriving
+                process.opened += sum(item.op == "reset" for item in plan)
+                for _ in freed:
+                    process.freed.popleft()
             results = exchange(ready, self.deadline_s)
-        except BaseException:  # interrupted: replies that nobody waits for must not answer the next batch
+            return [self._accept(message.process, message.plan, result, answers) for message, result in zip(messages, results, strict=True)]
+        except BaseException:  # interrupted: workers that were not told all, or did what no log has, would go on from another state
             for message in messages:
                 message.process.kill()
             raise
-        return [self._accept(message.process, message.plan, result, answers) for message, result in zip(messages, results, strict=True)]
 
     def _accept(self, process: Process, plan: list[Item], result: bytes | Death, answers: list[Any]) -> Death | None:
         """Takes over the replies of a message, or says why there are none."""
@@ -425,6 +429,7 @@ class Pool:
         processes[digest] = process = process or Process(self._launcher, self._options)
         if self._closed:  # meanwhile, by another thread
             process.kill()
+            raise ValueError("the pool is closed")
         return process
 
     def _free(self, key: int, digest: str) -> None:

@@ -159,6 +159,7 @@ KINDS = {
         {"incomplete"}, {REWARD: "reward = float('get_item' in str(self.log[:2]) and self.texts == ['The price is raised.'])"}
     ),
     "stray writes are free": Kind({"stray_write"}, {REWARD: "reward = float(action and state[self.wanted] == self.goal[self.wanted])"}),
+    "two stray writes are forgiven": Kind({"stray_write"}, {REWARD: "reward = float(action and len(writes) < 4)"}),
     "the prompt tells": Kind(
         {"prompt"}, {'system = "Read': 'system = f"list_items get_item set_prices {self.wanted} {self.goal[self.wanted]}. Read'}
     ),

@@ -1,7 +1,9 @@
 """A certificate passes an honest environment and names what is wrong with each of many others."""
 
+import dataclasses
 import json
 import random
+import warnings
 
 import pytest
 
@@ -129,7 +131,10 @@ def test_without_names_of_writes_each_action_is_left_out_in_turn(pool):
     certificate = certify(hackable.change(UNNAMED), pool, seeds=SEEDS)
     assert certificate.passed, certificate.to_text()
     assert "each action of the oracle was left out in turn: 8 of 32 are needed" in certificate.to_text()
-    assert "the oracle hands in no `git diff`" in certificate.to_text()
+    (check,) = [check for check in certificate.checks if check.name == "stray_write"]
+    assert check.passed and "writes that nobody asked for" in check.detail  # what cannot be left out is a write
+    free = {hackable.REWARD: "reward = float(action and state[self.wanted] == self.goal[self.wanted])"}
+    assert failing(certify(hackable.change(UNNAMED | free), pool, seeds=SEEDS)) == {"stray_write"}
     idle = certify(hackable.change(UNNAMED | {hackable.REWARD: "reward = float(len(self.log) > 1)"}), pool, seeds=SEEDS)
     assert "incomplete" in failing(idle)
 
@@ -146,7 +151,23 @@ def test_words_are_those_of_the_package_and_what_its_expressions_match():
     found = guesses.words(package, [], ["policy of Bjorn-7"])
     assert {"lamp", "action:0", "1000", "Bjorn-7"} <= set(found) and len(set(found)) == len(found)
     assert guesses.matches(r"^(yes|no)[sz]\d{2}$") == ["yess11", "nos11"]
-    assert guesses.matches("(") == guesses.matches(r"(?=x)y") == []
+    assert guesses.matches("(") == []
+
+
+@pytest.mark.parametrize(
+    "pattern, found", [(r"(?:\w|aa){45}(?<=b)", ["a" * 45, "a" * 90]), ("(" * 6 + "a" + "{50})" * 6, []), ("[[]a", ["[a"])]
+)
+def test_an_expression_of_a_package_costs_the_host_nothing(pattern, found):
+    with warnings.catch_warnings(action="error"):
+        assert guesses.matches(pattern) == found
+
+
+def test_the_words_of_deep_expressions_are_read_once(monkeypatch):
+    read, constants = [], guesses._constants
+    monkeypatch.setattr(guesses, "_constants", lambda nodes: read.append(len(nodes)) or constants(nodes))
+    deep = "x = 'a'" + " + 'a'" * 500 + "\ny = 'b'" + ".get('c')" * 500
+    guesses.words(dataclasses.replace(hackable.make(), source=deep), [])
+    assert sum(read) < 8_000  # nodes; each below each would be a million
 
 
 def test_slow_steps_are_refused_with_their_figures(pool, monkeypatch):

@@ -1,13 +1,17 @@
 """The worker pool: equal results whatever happens to the workers, and faults that stay where they belong."""
 
+import concurrent.futures
 import os
+import select
 import signal
+import threading
 import time
 
 import pytest
 
 from envs import EnvironmentFault, Pool, Reply, Start
 from envs.sandbox.host import KEPT
+from envs.sandbox.process import exchange
 
 ACT = ("call", ("list_codes", {}))
 SAY = ("respond", ("done",))
@@ -235,6 +239,45 @@ def test_an_interrupted_batch_leaves_no_reply_behind(make_package):
         finally:
             signal.signal(signal.SIGALRM, before)
         assert start.messages[0]["content"].split()[-1] in episode.call("list_codes", {}).text
+
+
+def test_an_action_whose_reply_was_interrupted_is_not_done_twice(make_package, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    package = make_package()
+    with Pool(1) as pool:
+        right = pool.function(package, "oracle", 0)[1]["arguments"]
+        episode = pool.open(package, 0)
+        episode.reset()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("envs.sandbox.host.parse_message", interrupt)  # the worker has done it, and no log has it
+            episode.call("write_code", right)
+        for step in (("call", ("write_code", right)), SAY):
+            pool.batch([(episode, *step)])
+        assert episode.score().reward == 1.0
+
+
+def test_a_pool_that_is_closed_while_another_thread_uses_it_leaves_the_descriptors_to_that_thread(make_package, monkeypatch):
+    begun, closed = threading.Event(), []
+
+    def slow(messages, deadline_s):
+        begun.set()
+        select.select([messages[0][0].read_end], [], [], 10)  # `close` has killed the worker
+        time.sleep(0.1)
+        closed.extend(process.closed for process, _, _ in messages)
+        return exchange(messages, deadline_s)
+
+    with Pool(1) as pool, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        episode = pool.open(make_package(), 0)
+        episode.reset()
+        monkeypatch.setattr("envs.sandbox.host.exchange", slow)
+        answer = thread.submit(episode.call, "list_codes", {})
+        assert begun.wait(10)
+        pool.close()
+        with pytest.raises(ValueError, match="the pool is closed"):
+            answer.result(10)
+    assert closed == [False]
 
 
 def test_workers_see_a_clean_environment_and_inherit_no_files(make_package, monkeypatch, tmp_path):

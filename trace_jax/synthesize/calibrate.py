@@ -43,14 +43,14 @@ def look_seeds(bounds: SynthesisSection) -> list[int]:
 def settled(trajectories: Sequence[Trajectory], bounds: SynthesisSection) -> str | None:
     """The verdict, if it will stay what it is at every later look; else None."""
     scored = [t for t in trajectories if t.error is None]
-    if not scored:
+    groups = _groups(scored)
+    if len(groups) < min(_FIRST_SEEDS, bounds.calibration_seeds):  # infrastructure failed the others
         return None
     early = max(len(look_seeds(bounds)) - 1, 1)
     tail = ERROR / (_CLAIMS * early)  # beyond one end of one interval
     z = NormalDist().inv_cdf(1 - tail)
     rewards, success = np.array([t.reward for t in scored], float), np.array([t.success for t in scored], float)
     seeds = np.array([t.seed for t in scored])
-    groups = _groups(scored)
 
     def share(kind: Sequence[bool]) -> tuple[float, float]:
         low, high = wilson(sum(kind), len(kind), z)

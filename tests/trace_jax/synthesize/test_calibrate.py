@@ -110,6 +110,13 @@ def test_every_bound_must_be_certain():
     assert settled(rollouts([[None]]), BOUNDS) is None
 
 
+def test_the_seeds_that_infrastructure_left_must_be_as_many_as_a_first_look_has():
+    lost = [[None] * 16] * 29
+    assert settled(rollouts([[1.0] * 16, *lost]), BOUNDS) is None
+    assert settled(rollouts([[0.0] * 16, *lost[1:]] + [[0.0] * 16]), BOUNDS) is None
+    assert settled(rollouts([[1.0] * 16] * 30 + lost), BOUNDS) == "too_easy"
+
+
 def test_an_early_verdict_is_seldom_wrong():
     wrong = [settled(drawn(0.2, 30, number), BOUNDS) == "too_hard" for number in range(40)]  # at the bound: every other may be wrong
     assert np.mean(wrong) <= ERROR
