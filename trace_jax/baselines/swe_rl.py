@@ -2,7 +2,7 @@
 
 `R = -1` for an answer in the wrong form, else the ratio of `difflib.SequenceMatcher` between the patch that was handed in and the oracle's,
 in [0, 1] (arXiv 2502.18449, section 2.2). No test decides anything. It needs environments that show both patches in their verdict, as the
-check `patch`: `expected` is the oracle's, `actual` what was handed in, None where that was no patch.
+check `patch`: `expected` is the oracle's, `actual` what was handed in, empty or None where that was no patch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MALFORMED = -1.0
 def patch_similarity(trajectory: Trajectory) -> float:
     """The reward of SWE-RL. An episode that did not come to its end handed nothing in."""
     patch = trajectory.checks.get(PATCH)
-    if patch is None or patch["actual"] is None:
+    if patch is None or not patch["actual"]:
         return MALFORMED
     return difflib.SequenceMatcher(None, patch["actual"], patch["expected"], autojunk=False).ratio()
 
@@ -40,7 +40,8 @@ def patch_packages(runtime: Runtime) -> list[Package]:
         (one,) = play(runtime.pool, package, [TRAINING], say("all done."), turns=1)
         return any(PATCH in score.checks for score in one.scores)
 
-    if any(PATCH in t.checks for t in runtime.workdir.read_shards("base", "train")):
+    # some graders say of a patch only that it must apply
+    if any("@@" in str(t.checks[PATCH]["expected"]) for t in runtime.workdir.read_shards("base", "train") if PATCH in t.checks):
         return [runtime.target]
     return [package for capability in runtime.usable() if shows(package := runtime.environment(capability))]
 

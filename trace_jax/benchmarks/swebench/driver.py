@@ -157,7 +157,7 @@ def describe(settings):
             )
         written = json.dumps({**row, "repo_path": None}, sort_keys=True, default=str, ensure_ascii=False)
         digest = hashlib.sha256(written.encode()).hexdigest()
-        tasks.append({"id": name, "split": _split(row, settings), "hash": digest, "repo": row["repo"]})
+        tasks.append({"id": name, "split": _split(row, settings), "hash": digest, "patch": row.get("patch")})
     versions = [f"{package} {importlib.metadata.version(package)}" for package in ("swebench", "mini-swe-agent")]
     return {
         "version": ", ".join(versions),

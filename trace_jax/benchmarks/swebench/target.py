@@ -33,13 +33,17 @@ class SwebenchTarget(Target):
         """
         super().__init__("swebench", program, pool.describe(program), program.settings["step_limit"])
         self.grader = self.version
+        self._solutions = {task.id: task.details.get("patch") for task in self.all_tasks}
 
     def checks(self, task_id: str, graded: Any, messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """`patch` and `test:<name>`, as the readers of result files make them."""
+        """`patch` and `test:<name>`, as the readers of result files make them; the patch that is expected is the dataset's, if it has one."""
         if not graded:
             return {}
         report = graded.get("report")
-        return checks_of(verdict_of(report) if report else Verdict("empty_patch"), graded.get("patch") or "", messages)
+        checks = checks_of(verdict_of(report) if report else Verdict("empty_patch"), graded.get("patch") or "", messages)
+        if (solution := self._solutions.get(task_id)) and "patch" in checks:
+            checks["patch"]["expected"] = solution
+        return checks
 
 
 def make_program(data: str, environment: str, *, max_steps: int, timeout: float, python: str = "") -> Program:

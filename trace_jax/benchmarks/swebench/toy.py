@@ -109,6 +109,7 @@ def write_toy_dataset(folder: pathlib.Path) -> pathlib.Path:
                 "repo_path": str(repository.absolute()),
                 "base_commit": commit,
                 "problem_statement": f"`shop.{name}` {report}",
+                "patch": git("diff", commit, "main") + "\n",
                 "FAIL_TO_PASS": json.dumps([f"test_shop.py::test_{name}"]),
                 "PASS_TO_PASS": json.dumps([f"test_shop.py::test_{other}" for other in FUNCTIONS if other != name]),
                 "log_parser": "parse_log_pytest",

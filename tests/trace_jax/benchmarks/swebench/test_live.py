@@ -128,9 +128,9 @@ def run(dataset, environment, *commands, task="toy__calc-1", **more):
 
 def test_tasks_have_the_hash_of_their_row_and_a_split(dataset, tmp_path):
     described = driver.describe(settings(dataset, "local"))
-    assert [(t["id"], t["split"], t["repo"]) for t in described["tasks"]] == [
-        ("toy__calc-1", "train", "toy/calc"),
-        ("toy__calc-2", "test", "toy/calc"),
+    assert [(t["id"], t["split"], t["patch"]) for t in described["tasks"]] == [
+        ("toy__calc-1", "train", None),
+        ("toy__calc-2", "test", None),
     ]
     assert "swebench 5" in described["version"] and "mini-swe-agent 2" in described["version"]
     assert described["tools"][0]["function"]["name"] == "bash" and described["system"].startswith("You are a helpful assistant")

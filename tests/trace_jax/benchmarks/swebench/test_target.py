@@ -12,6 +12,7 @@ from rl.rollout import Task, roll_out
 from tests.rl.chats import chat
 from tests.trace_jax.benchmarks.swebench.test_live import DIFF, FIX, SUBMIT, dataset  # noqa: F401
 from trace_jax.benchmarks.swebench.predictions import write_predictions
+from trace_jax.benchmarks.swebench.target import SwebenchTarget, make_program
 
 SPLITS = json.loads((pathlib.Path(__file__).parents[4] / "trace_jax" / "benchmarks" / "swebench" / "splits.json").read_text())
 
@@ -31,15 +32,13 @@ class Described:
 
     def describe(self, program):
         rows = [("django__django-1", "train", "a" * 64), ("sympy__sympy-1", "test", "b" * 64)]
-        tasks = [{"id": name, "split": split, "hash": digest, "repo": "r"} for name, split, digest in rows]
+        tasks = [{"id": name, "split": split, "hash": digest, "patch": None} for name, split, digest in rows]
+        tasks[1]["patch"] = "the solution's diff"
         return {"version": "swebench 5.0.2, mini-swe-agent 2.4.6", "tasks": tasks, "tools": [], "system": "You help."}
 
 
 @pytest.fixture
 def target(tmp_path):
-    pytest.importorskip("envs.harness")
-    from trace_jax.benchmarks.swebench.target import SwebenchTarget, make_program
-
     (tmp_path / "data.json").write_text("[]")
     return SwebenchTarget(Described(), make_program(str(tmp_path / "data.json"), "docker", max_steps=150, timeout=2400.0))
 
@@ -61,6 +60,8 @@ def test_verdicts_become_the_checks_of_result_files(target):
     empty = target.checks("django__django-1", {"patch": "", "exit_status": "LimitsExceeded", "report": None}, messages)
     assert list(empty) == ["patch"] and not empty["patch"]["passed"]
     assert target.checks("django__django-1", None, messages) == {}
+    known = target.checks("sympy__sympy-1", {"patch": "diff", "exit_status": "Submitted", "report": report}, messages)
+    assert known["patch"] == checks["patch"] | {"expected": "the solution's diff"}  # which SWE-RL compares it with
 
 
 class Reciter:

@@ -22,7 +22,8 @@ def test_each_instance_fails_its_own_test_until_its_function_is_right(tmp_path):
         subprocess.run(["git", "checkout", "--quiet", row["base_commit"]], cwd=row["repo_path"], check=True)
         failing, passing = json.loads(row["FAIL_TO_PASS"]), json.loads(row["PASS_TO_PASS"])
         assert verdicts(row["repo_path"]) == dict.fromkeys(failing, "FAILED") | dict.fromkeys(passing, "PASSED")
-        (tmp_path / "toy" / "repository" / "shop.py").write_text(source())
+        subprocess.run(["git", "apply"], cwd=row["repo_path"], input=row["patch"], text=True, check=True)
+        assert (tmp_path / "toy" / "repository" / "shop.py").read_text() == source()
         assert set(verdicts(row["repo_path"]).values()) == {"PASSED"}
         subprocess.run(["git", "checkout", "--quiet", "--force", "main"], cwd=row["repo_path"], check=True)
 
