@@ -36,7 +36,7 @@ class SwebenchTarget(Target):
         self._solutions = {task.id: task.details.get("patch") for task in self.all_tasks}
 
     def checks(self, task_id: str, graded: Any, messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """`patch` and `test:<name>`, as the readers of result files make them; the patch that is expected is the dataset's, if it has one."""
+        """`patch` and `test:<name>`, as the readers of result files make them; the expected patch is the dataset's, if it has one."""
         if not graded:
             return {}
         report = graded.get("report")

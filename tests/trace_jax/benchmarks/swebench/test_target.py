@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from envs.harness import HarnessPool
 from rl.engines.protocol import Completion
 from rl.rollout import Task, roll_out
 from tests.rl.chats import chat
@@ -91,13 +92,10 @@ class Reciter:
 
 @pytest.mark.slow  # a worker imports swebench
 def test_a_rollout_fixes_a_repository_with_calls_in_tags(dataset, tmp_path):  # noqa: F811
-    harness = pytest.importorskip("envs.harness")
-    from trace_jax.benchmarks.swebench.target import SwebenchTarget, make_program
-
     c = chat("qwen3_6")
     turns = [f"Hm.\n</think>\n\n<tool_call>\n<function=bash>\n<parameter=command>\n{command}\n</parameter>\n</function>\n</tool_call>"
              for command in (FIX, DIFF, SUBMIT)]  # fmt: skip
-    with harness.HarnessPool(deadline_s=300.0) as pool:
+    with HarnessPool(deadline_s=300.0) as pool:
         target = SwebenchTarget(pool, make_program(str(dataset), "local", max_steps=8, timeout=300.0))
         tasks = [
             Task(package=target, seed=info.number, rollout=0, group=info.id, task_id=info.id, split="train", trial=0)
