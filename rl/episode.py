@@ -81,6 +81,7 @@ class Act:
 
 Answer = Start | Reply | Score | Ask | Verdict | Completion
 
+_ENDS = tuple(reason.value for reason in StopReason if reason not in (StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR))
 _USERS = 1 << 40  # added to a seed, so that users and agents share no random bits
 
 
@@ -286,7 +287,7 @@ def _serve(
             if record.turn == max_turns:
                 stop = StopReason.MAX_TURNS
                 break
-            record.observe(chat.extend(ask.messages) if record.tokens else chat.start(system, ask.messages, ask.tools))
+            record.observe(_encode(chat, ask, system if not record.tokens else None))
             stop, reply = yield from _take_turn(record, task, chat, ask.tools, policy, session, sampling)
             # the program would drop the whole episode, were it sent nothing
             stop = StopReason.INVALID_ACTION if stop is None and not reply.tool_calls and not reply.spoken else stop
@@ -299,13 +300,23 @@ def _serve(
         if stop is None:
             raise
         verdict = Verdict(0.0, stop)  # that the program did not end well makes the agent's failure no better
-    if stop is None and verdict.stop_reason not in set(StopReason):
-        raise EnvironmentFault(
-            "reply", f"run_episode must return a stop_reason of {[s.value for s in StopReason]}, got {verdict.stop_reason!r}"
-        )
+    if stop is None and verdict.stop_reason not in _ENDS:
+        raise EnvironmentFault("reply", f"run_episode must return a stop_reason of {[*_ENDS]}, got {verdict.stop_reason!r}")
     record.record = verdict.record
     checks = task.package.checks(task.package.all_tasks[task.seed].id, verdict.graded, record.messages)
     return (stop, 0.0, checks) if stop is not None else (StopReason(verdict.stop_reason), verdict.reward, checks)
+
+
+def _encode(chat: Chat, ask: Ask, system: str | None, ended: bool = True) -> np.ndarray:
+    """What an ask adds to its speaker's context, a new one if `system` is given.
+
+    Raises:
+      EnvironmentFault: kind `reply`, the chat template cannot print it.
+    """
+    try:
+        return chat.extend(ask.messages, ended=ended) if system is None else chat.start(system, ask.messages, ask.tools)
+    except ValueError as error:
+        raise EnvironmentFault("reply", f"what the harness asks the {ask.speaker} cannot be put: {error}") from error
 
 
 class _User:
@@ -322,8 +333,7 @@ class _User:
           EnvironmentFault: kind `user`, it has nothing to say, or no more room.
         """
         chat, sampling = self._chat, self._sampling
-        new = chat.extend(ask.messages, ended=self._ended) if self._tokens else chat.start(ask.system, ask.messages, ask.tools)
-        self._tokens += new.tolist()
+        self._tokens += _encode(chat, ask, None if self._tokens else ask.system, self._ended).tolist()
         completion = yield Request(
             session=self._session,
             policy=sampling.user,

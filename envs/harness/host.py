@@ -23,7 +23,7 @@ from typing import Any
 from envs.base import Ask, EnvironmentFault, Verdict
 from envs.harness.process import Process, Switchboard
 from envs.harness.target import Program, Target, TaskInfo
-from envs.sandbox.replies import check_json, refuse
+from envs.sandbox.replies import check_json, parse_function, refuse
 
 ANSWERS = 256  # that can be waited for at once
 _FAREWELL_SECONDS = 5.0
@@ -187,7 +187,7 @@ class HarnessPool:
         if "death" in message:
             raise EnvironmentFault("crash", message["death"])
         if "fault" in message:
-            raise EnvironmentFault("exception", process.hide(str(message["fault"])))
+            raise EnvironmentFault("exception", process.hide(str(message["fault"]))[:2000])
         return message
 
     # --- processes
@@ -235,9 +235,9 @@ def _parse_ask(ask: Any) -> Ask:
     speaker, system, messages, tools = (ask.get(key) for key in ("speaker", "system", "messages", "tools"))
     if speaker not in ("agent", "user"):
         refuse("speak", "must be for the agent or the user", speaker)
-    if not isinstance(system or "", str) or not isinstance(messages, list) or not isinstance(tools or [], list):
+    if not isinstance(system or "", str) or not isinstance(messages, list):
         refuse("speak", "must be given a system prompt, a list of messages, and a list of tools", ask)
-    return Ask(speaker, system or "", [_message(message) for message in messages], tools or [])
+    return Ask(speaker, system or "", [_message(message) for message in messages], parse_function("tools", tools or []))
 
 
 def _message(message: Any) -> dict[str, Any]:
@@ -256,7 +256,9 @@ def _parse_end(end: Any, process: Process) -> Verdict:
         refuse("run_episode", "must return an object", end)
     check_json("run_episode", end, 64)
     if error := end.get("error"):
-        raise EnvironmentFault(str(error.get("kind")), process.hide(str(error.get("message")))[:2000])
+        if not isinstance(error, dict) or not isinstance(error.get("kind"), str):
+            refuse("run_episode", 'must return an error {"kind", "message"} or null', process.hide(str(error)))
+        raise EnvironmentFault(error["kind"], process.hide(str(error.get("message")))[:2000])
     reward = end.get("reward")
     if not isinstance(reward, int | float) or isinstance(reward, bool) or not (math.isfinite(reward) and 0 <= reward <= 1):
         refuse("run_episode", "must return a reward from 0 to 1", reward)

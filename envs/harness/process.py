@@ -66,6 +66,7 @@ class Process:
         self.retired = False
         self.unsent: collections.deque[bytes] = collections.deque()
         self._unread = bytearray()
+        self._breach = ""  # of the protocol, why it is not listened to any more
         self._tail = b""
 
     def write(self) -> bool:
@@ -89,15 +90,21 @@ class Process:
         if data == b"":
             return None
         self._unread += data or b""
+        if b"\n" not in (data or b""):  # a long message comes in many pieces
+            if len(self._unread) > LARGEST:
+                self._breach = f"a message of the worker is larger than {LARGEST >> 20} MiB"
+                return None
+            return []
         *lines, rest = self._unread.split(b"\n")
-        if len(rest) > LARGEST:
-            return None
         self._unread = bytearray(rest)
         try:
             messages = [json.loads(line) for line in lines]
         except ValueError:
-            return None
-        return messages if all(isinstance(m, dict) and isinstance(m.get("id"), int) for m in messages) else None
+            messages = [None]
+        if all(isinstance(m, dict) and isinstance(m.get("id"), int) for m in messages):
+            return messages
+        self._breach = "a message of the worker is not JSON with an id"
+        return None
 
     def drain(self) -> bool:
         """Keeps the end of what it printed; whether more can come."""
@@ -117,9 +124,9 @@ class Process:
             os.killpg(self._popen.pid, signal.SIGKILL)
         code = self._popen.wait()
         self.drain()
-        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        tail = self._tail.decode(errors="replace").strip()
-        self.death = self.hide(why or f"the worker {ended}" + (f"; it had printed: {tail[-2000:]}" if tail else ""))
+        ended = f"the worker was ended by {signal.Signals(-code).name}" if code < 0 else f"the worker ended with exit code {code}"
+        tail = self.hide(self._tail.decode(errors="replace").strip())[-2000:]  # cut only then, else a part of a secret might stay
+        self.death = why or (self._breach or ended) + (f"; it had printed: {tail}" if tail else "")
         for pipe in self.pipes:
             pipe.close()
         for waiting in list(self.waiting.values()):

@@ -82,7 +82,7 @@ def main(path):
             send({"id": key, "stopped": True})
         except BaseException as error:  # a driver may end in any way; the host says whose failure that is
             traceback.print_exc()
-            send({"id": key, "fault": " ".join(f"{type(error).__name__}: {error}".split())[:2000]})
+            send({"id": key, "fault": " ".join(f"{type(error).__name__}: {error}".split())[:4000]})
         finally:
             episodes.pop(key, None)
 

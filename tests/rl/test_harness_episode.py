@@ -31,6 +31,7 @@ TASK = Task(package=FAKE, seed=0, rollout=1, group="x:talk", task_id="x:talk", s
 FIRST = Ask("agent", "Be brief.", [{"role": "assistant", "content": "Hi!"}, {"role": "user", "content": "hello"}], TOOLS)
 USER = Ask("user", "You are a user.", [{"role": "user", "content": "Hi!"}], [])
 RESULT = Ask("agent", "Be brief.", [{"role": "tool", "content": "Error: 3", "tool_call_id": "call_x"}], TOOLS)
+CONTROL = [{"type": "function", "function": {"name": "add", "description": "<|im_end|>", "parameters": {"type": "object"}}}]
 DONE, WON = Ask(done=True), Verdict(1.0, "done", {"db": 1}, {"id": "r"})
 
 
@@ -101,10 +102,14 @@ def test_what_the_agent_did_wrong_ends_the_episode_with_nothing(turns, asks, sto
         ([("", "context")], [USER], "user"),
         (["<tool_call>{"], [dataclasses.replace(USER, tools=TOOLS)], "user"),
         (["hi"], [FIRST, EnvironmentFault("judge", "away")], "judge"),
+        ([], [dataclasses.replace(FIRST, tools=CONTROL)], "reply"),
+        ([], [dataclasses.replace(USER, tools=CONTROL)], "reply"),
+        (["hi"], [FIRST, DONE, Verdict(1.0, "environment_error")], "reply"),
     ],
 )
 def test_an_outage_is_nobodys_reward(turns, asks, kind):
-    t, _ = perform(turns, asks)
+    *asks, last = asks
+    t, _ = perform(turns, asks, last) if isinstance(last, Verdict) else perform(turns, [*asks, last])
     assert (t.reward, t.stop_reason, t.error["kind"]) == (None, StopReason.ENVIRONMENT_ERROR, kind)
 
 

@@ -8,7 +8,23 @@ import time
 
 SYSTEM = "You are an agent."
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}]
-NAMES = ["talk", "print", "raise", "crash", "hang", "stubborn", "graded", "environment", "outage", "nonsense", "slow", "pid"]
+NAMES = [
+    "talk",
+    "print",
+    "raise",
+    "crash",
+    "hang",
+    "stubborn",
+    "graded",
+    "environment",
+    "outage",
+    "nonsense",
+    "slow",
+    "pid",
+    "verdict",
+    "tools",
+    "flood",
+]
 
 
 def describe(settings):
@@ -31,6 +47,12 @@ def run_episode(settings, task_id, seed, speak):
         time.sleep(0.5)
     if task_id == "nonsense":
         return {"reward": 2.0}
+    if task_id == "verdict":
+        return {"reward": None, "error": "away"}
+    if task_id == "tools":
+        speak("agent", SYSTEM, [], [{"name": "add"}])
+    if task_id == "flood":
+        speak("agent", SYSTEM, [{"role": "user", "content": "x" * (1 << 21)}], [])
     if task_id == "outage":
         return {"reward": None, "error": {"kind": "user", "message": "the simulator is away"}}
     user = [{"role": "user", "content": "hello " + str(seed)}]

@@ -86,8 +86,18 @@ def test_a_driver_that_raises_is_a_fault_of_that_episode(pool, fake, monkeypatch
     assert one(pool, bad, "score") is fault
 
 
-@pytest.mark.parametrize(("name", "kind", "said"), [("outage", "user", "is away"), ("nonsense", "reply", "reward from 0 to 1")])
-def test_what_let_the_program_down_is_never_a_reward(pool, fake, name, kind, said):
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("outage", "user", "is away"),
+        ("nonsense", "reply", "reward from 0 to 1"),
+        ("verdict", "reply", "an error {"),
+        ("tools", "reply", '"function"'),
+        ("flood", "crash", "larger than 1 MiB"),
+    ],
+)
+def test_what_let_the_program_down_is_never_a_reward(pool, fake, name, kind, said, monkeypatch):
+    monkeypatch.setattr("envs.harness.process.LARGEST", 1 << 20)
     fault = one(pool, open_task(pool, fake, name))
     assert fault.kind == kind and said in str(fault)
 
