@@ -179,9 +179,11 @@ def _all_failed(tasks: Sequence[Task], folder: str, split: str, found: Sequence[
     """What failed, by what fault first, and what to do about it."""
     error = found[0].error if found else {"kind": "another process", "message": "see its log"}
     names = ", ".join(dict.fromkeys(task.package.capability or task.package.name for task in tasks))
-    if not error["kind"].startswith("engine_") and found:
-        fix = "mend that environment, `trace-jax certify` tells more, or allow more --config.rollout.deadline"
-    else:
+    if error["kind"].startswith("engine_") or not found:
         fix = "see what the engine has printed"
+    elif isinstance(tasks[0].package, Target):
+        fix = "mend what the benchmark needs, or allow more --config.benchmark.timeout"
+    else:
+        fix = "mend that environment, `trace-jax certify` tells more, or allow more --config.rollout.deadline"
     which = f"{names}: all {len(tasks)} rollouts of {folder} in {split} failed"
     return f"{which}, the first by {error['kind']}: {brief(error['message'])}; {fix}; the same command goes on from there"

@@ -36,9 +36,11 @@ class SwebenchTarget(Target):
         self._solutions = {task.id: task.details.get("patch") for task in self.all_tasks}
 
     def checks(self, task_id: str, graded: Any, messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """`patch` and `test:<name>`, as the readers of result files make them; the expected patch is the dataset's, if it has one."""
-        if not graded:
-            return {}
+        """`patch` and `test:<name>`, as the readers of result files make them; the expected patch is the dataset's, if it has one.
+
+        An episode that was ended before it was judged has handed in nothing.
+        """
+        graded = graded or {}
         report = graded.get("report")
         checks = checks_of(verdict_of(report) if report else Verdict("empty_patch"), graded.get("patch") or "", messages)
         if (solution := self._solutions.get(task_id)) and "patch" in checks:
