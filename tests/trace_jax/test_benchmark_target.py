@@ -13,9 +13,9 @@ from tests.trace_jax import tiny
 from trace_jax import runtime as runtime_module
 from trace_jax.baselines.grpo_target import target_tasks
 from trace_jax.config import BenchmarkSection, Config, RolloutSection
-from trace_jax.errors import InputError
+from trace_jax.errors import InputError, Unfinished
 from trace_jax.evaluate import do_nothing, evaluate, heldout_tasks
-from trace_jax.policies import load_mixture, routed_tasks
+from trace_jax.policies import BASE, load_mixture, routed_tasks
 from trace_jax.rollout import roll_out_train_split
 from trace_jax.synthesize.admission import sandbox_faults
 
@@ -66,6 +66,8 @@ def test_rollouts_of_a_benchmark_go_into_the_workdir(bench):
     assert "pool" not in bench.__dict__  # no sandbox is needed for it
     again = roll_out_train_split(bench)
     assert [t.to_json() for t in again] == [t.to_json() for t in found]
+    with pytest.raises(Unfinished, match="all 2 rollouts .* the first by user: the simulator is away; mend what the benchmark needs"):
+        bench.roll_out(BASE, "base", "training", 0, bench.target_tasks("train", 2)[:2])
 
 
 def test_a_policy_its_floor_and_the_router_on_a_benchmark(bench):
