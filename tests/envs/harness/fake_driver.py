@@ -8,23 +8,8 @@ import time
 
 SYSTEM = "You are an agent."
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}]
-NAMES = [
-    "talk",
-    "print",
-    "raise",
-    "crash",
-    "hang",
-    "stubborn",
-    "graded",
-    "environment",
-    "outage",
-    "nonsense",
-    "slow",
-    "pid",
-    "verdict",
-    "tools",
-    "flood",
-]
+NAMES = ["talk", "print", "raise", "crash", "hang", "stubborn", "graded", "environment", "outage", "nonsense", "slow", "pid"]
+NAMES += ["verdict", "tools", "flood"]
 
 
 def describe(settings):
