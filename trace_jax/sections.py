@@ -80,7 +80,9 @@ class BenchmarkSection:
         ("airline", "retail"), "of tau2; the tasks of several are pooled", ("airline", "retail", "telecom", "mock")
     )
     data: str = field("", "of swebench: file or folder of the dataset")
-    python: str = field("", "program of the environment that has the benchmark, with a command before it if need be; empty: this one")
+    python: str = field(
+        "", "program of the environment that has the benchmark, with a command before it if need be; empty: this one", changes=True
+    )
     user: str = field(
         "base", "who simulates users: our own base model, or an endpoint (OPENAI_BASE_URL, OPENAI_API_KEY)", ("base", "endpoint")
     )

@@ -30,6 +30,7 @@ from trace_jax.errors import InputError
 from trace_jax.processes import ALONE, Processes
 
 _LOCK, _TEMPORARY = ".lock", ".tmp-"
+_RESULTS = ("agents", "rollouts", "diagnosis", "environments", "adapters", "gate", "evaluation")
 _PACKAGES = ("trace-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
@@ -262,7 +263,8 @@ class Workdir:
                 raise InputError(f"--workdir={self.root}: holds a run already; give another --workdir")
             old = Config.from_json(stored["config"], str(self.root / "config.json"))
             self.config = config or old
-            for name, before, now in changed_fields(old, self.config):
+            kept = any((self.root / folder).is_dir() for folder in _RESULTS)  # a run that failed at its start may be begun otherwise
+            for name, before, now in changed_fields(old, self.config) if kept else ():
                 fix = f"give another --workdir, or --config.{name}={before}"
                 raise InputError(f"--workdir={self.root}: its run has config field {name!r} = {before}, asked for is {now}; {fix}")
         if self.config is not None and write and stored.get("config") != self.config.to_json():

@@ -91,6 +91,8 @@ def test_the_config_may_be_left_out_once_the_workdir_has_one(probe, capsys):
     without = [word for word in probe if not word.startswith("--config")]
     assert cli.main([*without, "--policy=base"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == '["probe", 3, ["base"], null]'
+    workdir = next(word for word in probe if word.startswith("--workdir=")).removeprefix("--workdir=")
+    (pathlib.Path(workdir) / "rollouts").mkdir()
     assert cli.main([*without, "--policy=base", "--config.seed=4"]) == 2
     assert "'seed' = 3, asked for is 4" in one_line(capsys)
 

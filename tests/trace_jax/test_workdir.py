@@ -77,7 +77,8 @@ def test_a_closed_workdir_may_be_opened_again(tmp_path):
 
 def test_a_run_does_not_go_on_with_another_config(tmp_path):
     config = load_config("quickstart")
-    Workdir.open(tmp_path, config).close()
+    with Workdir.open(tmp_path, config) as workdir:
+        workdir.write_json("diagnosis/candidates.json", {"candidates": []})
     with pytest.raises(InputError, match=r"'train\.rank' = 8, asked for is 4.*--config\.train\.rank=8"):
         Workdir.open(tmp_path, override(config, [("train.rank", "4")]))
     more = override(config, [("baselines.grpo_target", "true")])
@@ -86,6 +87,14 @@ def test_a_run_does_not_go_on_with_another_config(tmp_path):
     assert workdirs.stored_config(tmp_path) == more
     with Workdir.open(tmp_path) as workdir:
         assert workdir.config == more
+
+
+def test_a_run_that_failed_at_its_start_may_be_begun_with_another_config(tmp_path):
+    config = load_config("quickstart")
+    Workdir.open(tmp_path, config).close()
+    mended = override(config, [("model.path", "elsewhere")])
+    Workdir.open(tmp_path, mended).close()
+    assert workdirs.stored_config(tmp_path) == mended
 
 
 def test_what_is_no_workdir_is_refused(tmp_path):
