@@ -71,7 +71,7 @@ def test_the_composed_agent_is_a_folder_that_transformers_routes_as_we_do(runtim
 def test_bad_input_leaves_nothing_behind(runtime, tmp_path):
     tiny.store_adapters(runtime, ONE)
     for what in ("composed:", "adapter:", "router"):
-        with pytest.raises(InputError, match=f"--what={what}: give adapter:CAPABILITY, merged:CAPABILITY, composed or gate"):
+        with pytest.raises(InputError, match=f"--what={what}: give adapter:CAPABILITY, merged:CAPABILITY, composed, gate or results"):
             run(runtime, what, tmp_path / "out")
     with pytest.raises(InputError, match="adapter 'typo' is not trained"):
         run(runtime, "adapter:typo", tmp_path / "out")
