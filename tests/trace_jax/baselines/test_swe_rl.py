@@ -22,7 +22,7 @@ def test_the_reward_is_the_likeness_of_two_patches_and_minus_one_for_what_is_non
     assert swe_rl.patch_similarity(episode(actual=PATCHES[0])) == 1.0
     expected = difflib.SequenceMatcher(None, PATCHES[1], PATCHES[0], autojunk=False).ratio()
     assert swe_rl.patch_similarity(episode(actual=PATCHES[1])) == expected and 0.9 < expected < 1.0
-    assert swe_rl.patch_similarity(episode(actual="")) == 0.0
+    assert swe_rl.patch_similarity(episode(actual="")) == swe_rl.MALFORMED
     assert swe_rl.patch_similarity(episode(actual=None)) == swe_rl.patch_similarity(episode()) == -1.0
 
 
