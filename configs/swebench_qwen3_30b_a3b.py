@@ -11,39 +11,19 @@ install trace-jax[swebench]` brings mini-swe-agent and the grader. The rest is a
 tau2_qwen3_30b_a3b with rows of 32,768 tokens, half as many of them: as many tokens in a micro-batch.
 """
 
-from trace_jax.config import (
-    BenchmarkSection,
-    Config,
-    DiagnosisSection,
-    EvaluationSection,
-    MeshSection,
-    ModelSection,
-    RolloutSection,
-    TargetSection,
-    TrainSection,
-)
+import dataclasses
+
+from trace_jax.config import Config, load_config
 
 
 def get_config() -> Config:
-    return Config(
+    model = load_config("tau2_qwen3_30b_a3b")
+    task = load_config("swebench_qwen3_6_27b")
+    return dataclasses.replace(
+        task,
         name="swebench_qwen3_30b_a3b",
-        model=ModelSection(path="configs/architectures/Qwen3-30B-A3B", dtype="bfloat16"),
-        mesh=MeshSection(expert=4, topology="v5p:2x2x4"),  # data: one copy a host
-        target=TargetSection(train_tasks=64, heldout_tasks=137),
-        benchmark=BenchmarkSection(name="swebench", environment="docker", max_steps=150, timeout=2400.0),
-        diagnosis=DiagnosisSection(trials=4),
-        rollout=RolloutSection(lanes=16, context=32768, max_tokens=4096, temperature=1.0, workers=8, reproducible=False),
-        train=TrainSection(
-            rank=32,
-            alpha=32.0,  # scale 1
-            learning_rate=1e-5,
-            iterations=40,
-            groups=16,
-            group_size=16,
-            max_grad_norm=1.0,
-            pack_length=32768,
-            micro_rows=8,
-            remat=True,
-        ),
-        evaluation=EvaluationSection(tasks=137, trials=1, temperature=0.7),
+        model=model.model,
+        mesh=model.mesh,
+        rollout=dataclasses.replace(task.rollout, lanes=16),
+        train=dataclasses.replace(task.train, micro_rows=8),
     )

@@ -18,39 +18,17 @@ result.
 A scenario ends after 30 messages and is short: 16,384 tokens hold the schemas of all tools and every conversation.
 """
 
-from trace_jax.config import (
-    BenchmarkSection,
-    Config,
-    DiagnosisSection,
-    EvaluationSection,
-    MeshSection,
-    ModelSection,
-    RolloutSection,
-    TargetSection,
-    TrainSection,
-)
+import dataclasses
+
+from trace_jax.config import BenchmarkSection, Config, DiagnosisSection, EvaluationSection, TargetSection, load_config
 
 
 def get_config() -> Config:
-    return Config(
+    return dataclasses.replace(
+        load_config("tau2_qwen3_30b_a3b"),
         name="toolsandbox_qwen3_30b_a3b",
-        model=ModelSection(path="configs/architectures/Qwen3-30B-A3B", dtype="bfloat16"),
-        mesh=MeshSection(expert=4, topology="v5p:2x2x4"),  # data: one copy a host
         target=TargetSection(train_tasks=79, heldout_tasks=50),  # all there are
         benchmark=BenchmarkSection(name="toolsandbox", max_steps=30),
         diagnosis=DiagnosisSection(success=0.9),
-        rollout=RolloutSection(lanes=32, context=16384, max_tokens=2048, temperature=1.0, workers=8, reproducible=False),
-        train=TrainSection(
-            rank=32,
-            alpha=32.0,  # scale 1
-            learning_rate=1e-5,
-            iterations=40,
-            groups=16,
-            group_size=16,
-            max_grad_norm=1.0,
-            pack_length=16384,
-            micro_rows=16,  # one a chip
-            remat=True,
-        ),
         evaluation=EvaluationSection(tasks=50, trials=4),
     )
