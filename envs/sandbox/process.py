@@ -76,7 +76,7 @@ class Process:
 
     def drain(self) -> bool:
         """Keeps the end of what waits on stderr; False when there will be no more."""
-        while chunk := _receive(self.stderr_end):
+        while chunk := receive(self.stderr_end):
             self.complaints = (self.complaints + chunk)[-STDERR_TAIL:]
         return chunk is None
 
@@ -131,7 +131,7 @@ class _Exchange:
 
     def read(self) -> bool:
         """Reads on; False when there is a result."""
-        chunk = _receive(self.process.read_end)
+        chunk = receive(self.process.read_end)
         if chunk is None:
             return True
         self.received += chunk
@@ -247,7 +247,7 @@ def _not_locked(layer: str, why: str) -> str:
     )
 
 
-def _receive(descriptor: int) -> bytes | None:
+def receive(descriptor: int) -> bytes | None:
     """What is waiting: None for nothing yet, empty at the end."""
     try:
         return os.read(descriptor, 1 << 16)  # all that a pipe holds
