@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from trace_jax.errors import InputError
 from trace_jax.statistics import bootstrap_mean
+from trace_jax.task_names import some
 
 _WORK = 100_000_000  # steps of the exact test, half a second; above, drawn flips
 _DRAWS = 20_000
@@ -145,8 +146,3 @@ def sign_flip(changes: np.ndarray, seed: int = 0) -> float:
         law[size : reached + size + 1] += law[: reached + 1].copy()
         reached += int(size)
     return float(min(1.0, law[np.abs(2 * np.arange(total + 1) - total) >= observed].sum()))
-
-
-def some(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many more."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -10,11 +10,12 @@ from rich.markup import escape
 
 from rl.trajectory import Trajectory
 from trace_jax.benchmarks.results import read_results
-from trace_jax.comparison import Comparison, compare_paired, some
+from trace_jax.comparison import Comparison, compare_paired
 from trace_jax.diagnose.diagnosis import do_nothing_tasks
 from trace_jax.errors import InputError
 from trace_jax.outcomes import above_floor, count_tasks, overall_success, rate_line
 from trace_jax.provenance import definition, refuse_other_definitions
+from trace_jax.task_names import by_number, some
 
 
 def print_results(paths: Sequence[str], console: Console, intersect: bool = False, success: float | None = None) -> None:
@@ -34,7 +35,7 @@ def print_results(paths: Sequence[str], console: Console, intersect: bool = Fals
     free = {task for found in runs.values() for task in do_nothing_tasks(found)}
     counts = {name: count_tasks(found) for name, found in runs.items()}
     if free:
-        print(f"doing nothing solves at least {len(free)} tasks: {some(sorted(free, key=_order), 20)}; on the others:")
+        print(f"doing nothing solves at least {len(free)} tasks: {some(sorted(free, key=by_number), 20)}; on the others:")
         for name, tasks in counts.items():
             print(rate_line(f"  {name}", above_floor(tasks, free)))
     first = names[0]
@@ -43,7 +44,7 @@ def print_results(paths: Sequence[str], console: Console, intersect: bool = Fals
         print(f"{name} to {first}: {comparison.told()}")
         for what, tasks in (("fixed", comparison.fixed), ("broken", comparison.broken)):
             if tasks:
-                console.print(escape(f"  {what}: {', '.join(sorted(tasks, key=_order))}"), soft_wrap=True, highlight=False)
+                console.print(escape(f"  {what}: {', '.join(sorted(tasks, key=by_number))}"), soft_wrap=True, highlight=False)
 
 
 def compare_runs(
@@ -76,8 +77,3 @@ def name_files(paths: Sequence[str]) -> list[str]:
         raise InputError(f"--results: {next(p for p in paths if paths.count(p) > 1)} is given twice; give each result file once")
     names = [pathlib.Path(path).stem for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
-
-
-def _order(task: str) -> tuple[int, str]:
-    """Numbers by size."""
-    return len(task), task

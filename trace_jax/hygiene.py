@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from rl.trajectory import Trajectory
-from trace_jax.comparison import some
 from trace_jax.errors import InputError
+from trace_jax.task_names import by_number, some
 from trace_jax.workdir import Workdir
 
 MINED = "diagnosis/mined.json"
@@ -132,4 +132,4 @@ def of_test_splits(trajectories: Iterable[Trajectory]) -> dict[str, list[str]]:
         environment, task = task_key(t.environment, t.task_id)
         if task in test_splits().get(environment, ()):
             found.setdefault(environment, set()).add(task)
-    return {environment: sorted(tasks, key=lambda task: (len(task), task)) for environment, tasks in found.items()}
+    return {environment: sorted(tasks, key=by_number) for environment, tasks in found.items()}

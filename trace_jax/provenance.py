@@ -14,8 +14,8 @@ from typing import Any
 from envs.package import Package
 from rl.rollout import Task
 from rl.trajectory import Trajectory
-from trace_jax.comparison import some
 from trace_jax.errors import InputError
+from trace_jax.task_names import by_number, some
 
 _DIGITS = 16  # hexadecimal, of a task's hash: enough to tell two definitions apart
 
@@ -92,8 +92,8 @@ def refuse_other_definitions(a: Mapping[str, Any], b: Mapping[str, Any], names: 
 
 def _refuse(changed: Sequence[str], names: tuple[str, str], fix: str) -> None:
     if changed:
-        changed = sorted(changed, key=lambda task: (len(task), task))
-        raise InputError(f"{names[0]} and {names[1]} were graded on other definitions of {len(changed)} tasks: {some(changed)}; {fix}")
+        which = some(sorted(changed, key=by_number))
+        raise InputError(f"{names[0]} and {names[1]} were graded on other definitions of {len(changed)} tasks: {which}; {fix}")
 
 
 def _digest(value: Any) -> str:

@@ -13,7 +13,7 @@ import io
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, TypeVar
 
 import ijson
@@ -120,11 +120,6 @@ def in_form(where: str, program: str) -> Iterator[None]:
     except _MALFORMED as error:
         why = redact(shorten(f"{type(error).__name__}: {error}"))
         raise InputError(f"{where}: not in the form that {program} writes ({why}); export it again") from error
-
-
-def some(names: Sequence[str]) -> str:
-    """The first five of the names, and how many more."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 @contextlib.contextmanager

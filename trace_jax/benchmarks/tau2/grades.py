@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rl.trajectory import Trajectory
+from trace_jax.benchmarks.tau2.alignment import Names, stranger
 from trace_jax.diagnose.calls import agent_calls, answers, pair
 from trace_jax.errors import InputError
+from trace_jax.task_names import some
 
 _SUCCESS_TOLERANCE = 1e-6  # tau2's own: success is |reward - 1| within this
 
@@ -35,6 +37,23 @@ def numbered(trajectories: Iterable[Trajectory], file: Any) -> Iterator[Trajecto
         taken.add((t.task_id, t.trial))
         t.id = f"{t.task_id}#{t.trial}"
         yield t
+
+
+def in_their_place(trajectories: Iterable[Trajectory], names: Mapping[str, Names], file: Any) -> Iterator[Trajectory]:
+    """`numbered`; when all have been given out, those whose conversations belong to other tasks are named.
+
+    Raises:
+      InputError: there are some, or `numbered` does.
+    """
+    foreign = []
+    for t in numbered(trajectories, file):
+        if other := stranger(t, names):
+            foreign.append(f"{t.id} (is about task {other})")
+        yield t
+    if foreign:
+        raise InputError(
+            f"{file}: conversations belong to other tasks: {some(foreign)}; the file was put together wrongly, export it again"
+        )
 
 
 def action_checks(expected: list[tuple[dict[str, Any], bool | None, Any]], messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

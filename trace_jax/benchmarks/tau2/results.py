@@ -18,11 +18,12 @@ from typing import Any
 
 from rl.trajectory import StopReason, Trajectory
 from trace_jax.agents.redaction import redact
-from trace_jax.benchmarks.json_files import field, in_form, need, opening, some, stream, value
-from trace_jax.benchmarks.tau2.alignment import Names, names_of, stranger
-from trace_jax.benchmarks.tau2.grades import action_checks, communicate_check, numbered, reward_of
+from trace_jax.benchmarks.json_files import field, in_form, need, opening, stream, value
+from trace_jax.benchmarks.tau2.alignment import Names, names_of
+from trace_jax.benchmarks.tau2.grades import action_checks, communicate_check, in_their_place, reward_of
 from trace_jax.diagnose.calls import answers, read_or_write
 from trace_jax.errors import InputError
+from trace_jax.task_names import some
 
 # The instructions around the policy, the same in every version of tau2; result files keep the policy only.
 _SYSTEM = """<instructions>
@@ -81,7 +82,6 @@ def read(path: pathlib.Path, records: bool = False) -> Iterator[Trajectory]:
     """
     file = path / "results.json" if path.is_dir() else path
     info, tasks = _info(file), _tasks(file, records)
-    foreign: list[str] = []
     contradicted: list[str] = []
 
     def trajectories() -> Iterator[Trajectory]:
@@ -94,14 +94,7 @@ def read(path: pathlib.Path, records: bool = False) -> Iterator[Trajectory]:
             yield t
 
     names = {task_id: task.names for task_id, task in tasks.items()}
-    for t in numbered(trajectories(), file):
-        if other := stranger(t, names):
-            foreign.append(f"{t.id} (is about task {other})")
-        yield t
-    if foreign:
-        raise InputError(
-            f"{file}: conversations belong to other tasks: {some(foreign)}; the file was put together wrongly, export it again"
-        )
+    yield from in_their_place(trajectories(), names, file)
     if contradicted:
         raise InputError(
             f"{file}: conversations do not hold what was graded: {some(contradicted)}; "

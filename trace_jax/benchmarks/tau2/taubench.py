@@ -9,11 +9,10 @@ from typing import Any
 
 from rl.trajectory import StopReason, Trajectory
 from trace_jax.agents.redaction import redact, shorten
-from trace_jax.benchmarks.json_files import arguments_of, field, in_form, need, opening, some, stream
-from trace_jax.benchmarks.tau2.alignment import Names, names_of, stranger
-from trace_jax.benchmarks.tau2.grades import action_checks, communicate_check, numbered, reward_of
+from trace_jax.benchmarks.json_files import arguments_of, field, in_form, need, opening, stream
+from trace_jax.benchmarks.tau2.alignment import Names, names_of
+from trace_jax.benchmarks.tau2.grades import action_checks, communicate_check, in_their_place, reward_of
 from trace_jax.diagnose.calls import agent_calls, read_or_write
-from trace_jax.errors import InputError
 
 
 def recognises(path: pathlib.Path) -> bool:
@@ -38,15 +37,7 @@ def read(path: pathlib.Path) -> Iterator[Trajectory]:
                 t = _trajectory(entry, where)
             yield t
 
-    foreign = []
-    for t in numbered(trajectories(), path):
-        if other := stranger(t, names):
-            foreign.append(f"{t.id} (is about task {other})")
-        yield t
-    if foreign:
-        raise InputError(
-            f"{path}: conversations belong to other tasks: {some(foreign)}; the file was put together wrongly, export it again"
-        )
+    yield from in_their_place(trajectories(), names, path)
 
 
 def _entries(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
