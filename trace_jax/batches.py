@@ -27,7 +27,7 @@ from trace_jax.progress import Progress
 from trace_jax.workdir import Workdir, policy_name
 
 Parts = tuple[Engine, Pool | HarnessPool, Chat]
-_USER = Policy(name="base")  # simulates users, beside whatever is rolled out
+BASE = Policy(name="base")
 
 
 class Batch:
@@ -146,7 +146,7 @@ class Batches:
         if isinstance(policy, Policy):
             engine.load(policy)
         if any(isinstance(task.package, Target) and task.package.speaks_user for task in tasks) and engine not in self._with_user:
-            engine.load(_USER)
+            engine.load(BASE)  # simulates users, beside whatever is rolled out
             self._with_user.append(engine)
         sync = time.perf_counter() - began
         with self._lock:
@@ -164,7 +164,7 @@ class Batches:
                 max_tokens=settings.max_tokens,
                 max_turns=settings.max_turns if max_turns is None else max_turns,
                 success=self._config.diagnosis.success,
-                user=_USER.name,
+                user=BASE.name,
                 user_temperature=self._config.benchmark.user_temperature,
                 in_flight=settings.in_flight,
                 reproducible=settings.reproducible,

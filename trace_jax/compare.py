@@ -18,13 +18,12 @@ from trace_jax.agents import usage_of
 from trace_jax.baselines import capability_curve, grpo_target, prompt_evolution, swe_rl
 from trace_jax.baselines.single import evaluate_single, makes_adapter
 from trace_jax.cli import Arguments
-from trace_jax.evaluate import compare_evaluations, evaluate, heldout_tasks, print_leaks
-from trace_jax.hygiene import find_leaks, task_key, used_tasks
+from trace_jax.evaluate import compare_evaluations, evaluate, leaks_of, print_leaks
 from trace_jax.policies import load_mixture
 from trace_jax.report.comparison import write_charts
 from trace_jax.run import run
 from trace_jax.runtime import Runtime, open_runtime, plan
-from trace_jax.spent import STEPS, rollouts_of_steps, spent_on, stage_of
+from trace_jax.spent import STEPS, TRAINED, rollouts_of_steps, spent_on, stage_of
 from trace_jax.synthesize import NEEDS_ATTENTION, require_finished
 from trace_jax.workdir import policy_name
 
@@ -79,7 +78,7 @@ def compare(runtime: Runtime) -> tuple[dict[str, Any], dict[str, dict[str, Any]]
         "budget": budget,
         "policies": [dataclasses.asdict(row) for row in _rows(runtime, found)],
         "left_out": left_out,
-        "leak": find_leaks(used_tasks(workdir), {task_key(task.package.name, task.task_id) for task in heldout_tasks(runtime)}),
+        "leak": leaks_of(runtime),
         "against_rollouts": _against_rollouts(runtime, found, against_capabilities),
         "against_capabilities": against_capabilities,
     }
@@ -181,7 +180,7 @@ def _against_rollouts(runtime: Runtime, found: Mapping[str, Any], against_capabi
     """{policy: {"rollouts", "rate"}}: of the composed agent after each capability, of the others as they were trained."""
     base, curves = found["base"]["overall"]["rate"], {}
     for name, result in found.items():
-        if name in ("grpo_target", "single", "gepa", "swe_rl"):
+        if name in TRAINED:
             file = f"evaluation/{policy_name(result['policy'])}_curve.json"
             if runtime.workdir.exists(file):
                 curve = runtime.workdir.read_json(file)

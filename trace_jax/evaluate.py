@@ -21,7 +21,7 @@ from rl.rollout import Task
 from rl.task_router import TaskRouter
 from rl.trajectory import Trajectory, encode_shard
 from trace_jax.cli import Arguments
-from trace_jax.comparison import Comparison, compare_paired, some
+from trace_jax.comparison import Comparison, compare_paired
 from trace_jax.errors import InputError
 from trace_jax.evaluate_results import print_results
 from trace_jax.hygiene import find_leaks, task_key, told, used_tasks
@@ -29,6 +29,7 @@ from trace_jax.outcomes import above_floor, count_tasks, free_tasks, overall_suc
 from trace_jax.policies import Mixture, find_policy, load_mixture, read_routing, routed_tasks, trained_mixture, with_slots
 from trace_jax.provenance import provenance, refuse_other_tasks
 from trace_jax.runtime import Runtime, open_runtime
+from trace_jax.task_names import some
 from trace_jax.workdir import policy_name
 
 
@@ -153,9 +154,14 @@ def evaluate_all(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, dic
     return results
 
 
+def leaks_of(runtime: Runtime) -> list[dict[str, Any]]:
+    """What mining, training or selection saw of the evaluated tasks, see `find_leaks`."""
+    return find_leaks(used_tasks(runtime.workdir), {task_key(t.package.name, t.task_id) for t in heldout_tasks(runtime)})
+
+
 def note_leaks(runtime: Runtime, results: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What mining, training or selection saw of the evaluated tasks; written as `leak` into the policies' files."""
-    leaks = find_leaks(used_tasks(runtime.workdir), {task_key(t.package.name, t.task_id) for t in heldout_tasks(runtime)})
+    """`leaks_of` the run, written as `leak` into the policies' files."""
+    leaks = leaks_of(runtime)
     for name, found in results.items():
         if name != "do_nothing" and found.get("leak", []) != leaks:
             _note(runtime, name, found, leak=leaks)

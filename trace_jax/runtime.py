@@ -34,7 +34,7 @@ from rl.engines.jax import JaxEngine
 from rl.engines.protocol import Engine, Policy
 from rl.rollout import Task
 from rl.trajectory import Trajectory
-from trace_jax.batches import Batches
+from trace_jax.batches import BASE, Batches
 from trace_jax.benchmarks.live import episode_seed, live_targets, task_name
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
@@ -60,8 +60,6 @@ HELDOUT_TASKS = 9_000_000
 _APART = 1_000_000  # seeds of one purpose
 # where the seeds of capability environments begin, for certificates
 USED = tuple(range(start, start + 1000) for start in (TRAINING, GATE, GATE_TRAINING, SELECTION, VALIDATION, AGREEMENT))
-
-BASE = Policy(name="base")
 
 
 def plan(config: Config, capabilities: int = 4) -> dict[str, float]:
@@ -388,12 +386,12 @@ class Runtime:
           places: of the tasks, all that are used by default.
           earlier: rollouts of the same tasks before; the new ones draw other random numbers.
         """
-        places = range(self.target_size(split)) if places is None else places
+        size, label = self.target_size(split), label or split
         if not self.config.benchmark.name:
             first = TRAIN_TASKS if split == "train" else HELDOUT_TASKS
-            return [
-                task for place in places for task in self.tasks(self.target, label or split, first + place, 1, rollouts, earlier=earlier)
-            ]
+            parts = [(first, size)] if places is None else [(first + place, 1) for place in places]
+            return [task for part in parts for task in self.tasks(self.target, label, *part, rollouts, earlier=earlier)]
+        places = range(size) if places is None else places
         listed = self._benchmark_tasks(split)
         return [
             Task(
@@ -402,7 +400,7 @@ class Runtime:
                 rollout=rollout,
                 group=task_name(target, task),
                 task_id=task_name(target, task),
-                split=label or split,
+                split=label,
                 trial=rollout,
                 knobs={"seed": episode_seed(self.config.seed, task_name(target, task), rollout)},
             )

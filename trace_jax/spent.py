@@ -13,7 +13,8 @@ from typing import Any
 from trace_jax.agents.record import bill
 from trace_jax.workdir import Workdir
 
-BASELINES = ("grpo_target", "single", "gepa", "swe_rl")  # their folders of rollouts: the name alone, or with more behind a hyphen
+# baselines that roll out to be made; the folders of their rollouts have the name alone, or with more behind a hyphen
+TRAINED = ("grpo_target", "single", "gepa", "swe_rl")
 STEPS = ("rollouts", "synthesize", "train", "compose")  # the stages that roll out to make the composed agent
 _SECONDS = "seconds.jsonl"
 
@@ -24,7 +25,7 @@ def stage_of(folder: str, split: str) -> str:
         return "rollouts" if (folder, split) == ("base", "train") else "evaluate"
     if split.startswith("calibration-"):
         return "synthesize"
-    if folder.partition("-")[0] in BASELINES:
+    if folder.partition("-")[0] in TRAINED:
         return "baseline"
     own = split.startswith("own-") or split == "agreement" or (split in ("training", "validation") and folder.startswith("adapter-"))
     return "train" if own else "compose"

@@ -43,7 +43,7 @@ def compose_first(runtime: Runtime, count: int) -> dict[str, Any]:
         compose(part, chosen)
         found = evaluate(part, "composed", load_mixture(part, chosen))
     spent = spent_on(workdir, lambda folder, split: (folder, split) in measured or _making(chosen, folder, split))
-    own = spent_on(inner, lambda folder, split: _composing(folder, split))
+    own = spent_on(inner, lambda folder, split: stage_of(folder, split) == "compose")
     point = _point(chosen, found, {key: spent[key] + own[key] for key in spent})
     workdir.write_json(file, point)
     return point
@@ -72,10 +72,6 @@ def _slots(capabilities: Sequence[str]) -> list[str]:
 def _making(capabilities: Sequence[str], folder: str, split: str) -> bool:
     """With the checks of step 3, which are part of its cost."""
     return split == "agreement" or any(makes_adapter(c, folder, split) or split == f"own-{c}" for c in capabilities)
-
-
-def _composing(folder: str, split: str) -> bool:
-    return stage_of(folder, split) == "compose"
 
 
 def _point(capabilities: Sequence[str], found: dict[str, Any], spent: dict[str, int]) -> dict[str, Any]:
