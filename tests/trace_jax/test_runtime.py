@@ -60,6 +60,14 @@ def test_no_step_sees_the_seeds_of_another(runtime):
         runtime.tasks(runtime.target, "selection", SELECTION, 1_000_001, 1)
 
 
+def test_a_target_does_not_reach_into_the_seeds_of_another_purpose(runtime):
+    target = dataclasses.replace(runtime.config.target, train_tasks=1_000_001)
+    runtime.config = dataclasses.replace(runtime.config, target=target)
+    with pytest.raises(InputError, match="'train' asks for more than 1,000,000 seeds"):
+        runtime.target_tasks("train", 1)
+    assert [task.seed for task in runtime.target_tasks("train", 1, places=[7, 3])] == [7, 3]
+
+
 def test_later_rollouts_of_a_seed_draw_other_random_numbers(runtime):
     later = runtime.tasks(runtime.target, "training", 0, 2, 3, earlier=6)
     assert [(t.seed, t.rollout, t.trial) for t in later] == [(s, r, r) for s in range(2) for r in (6, 7, 8)]
