@@ -149,10 +149,10 @@ def test_a_run_in_a_bucket_finds_the_same_whatever_the_network_does(reference, c
         proxy.emulator.kill()
         time.sleep(1)
         proxy.emulator.start()
-        while process.wait() and time.monotonic() < deadline:  # a bucket keeps uploads that are under way, the emulator forgets them
-            assert process.returncode == 1 and "the same command goes on from there" in process.communicate()[1]
+        while (error := process.communicate()[1]) and process.returncode == 1 and time.monotonic() < deadline:
+            assert "the same command goes on from there" in error  # a bucket keeps uploads under way, the emulator forgets them
             process = start(config, address)
-        assert process.returncode == 0
+        assert process.returncode == 0, error
         proxy.rule = lambda method, path: None
         for name in store.list(""):
             path = tmp_path / "run" / name
