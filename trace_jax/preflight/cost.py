@@ -19,7 +19,7 @@ from trace_jax.runtime import plan
 _CAPABILITIES = 4  # that a run is planned for until its diagnosis is done
 _FILLED = 0.5  # of rollout.context, by a rollout
 _SAMPLED = 0.5  # of a rollout's tokens, simulated users included; the others are read
-_TOKEN_BYTES = 5.5  # of a shard: tests/benchmarks/exchange_simulation.py measures them
+_TOKEN_BYTES = 5.7  # of a shard: tests/benchmarks/exchange_simulation.py measures them
 
 
 class Work(NamedTuple):

@@ -43,7 +43,7 @@ def test_requests_to_a_bucket_grow_with_the_square_of_the_processes():
     one, four = (bucket(WORK, n, 1e9) for n in (1, 4))
     assert (one.writes, one.reads) == (30 * 2, 30 * 2)
     assert (four.writes, four.reads) == (30 * 5, 30 * 18)
-    assert four.bytes == one.bytes == 7200 * 1000 * 5.5 and four.checkpoints == 1e9
+    assert four.bytes == one.bytes == 7200 * 1000 * 5.7 and four.checkpoints == 1e9
 
 
 def test_the_lines_multiply_out():
