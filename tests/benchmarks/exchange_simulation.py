@@ -293,40 +293,58 @@ def share(outcome: Outcome, load: Load) -> float:
 
 
 def measure() -> None:
-    """Prints bytes and seconds of a token of a shard, on one core."""
+    """Prints bytes and seconds of a token of a shard on one core: as it is, and with the token arrays as base64 of their bytes."""
+    import base64
+    import json
     import time
 
     import numpy as np
+    import zstandard
 
     from rl.trajectory import Trajectory, decode_shard, encode_shard
 
     generator = np.random.default_rng(0)
 
     def made(number: int, length: int) -> Trajectory:
-        """Turns of a few hundred tokens, every other one sampled, of words whose frequencies fall off as those of a language."""
+        """Turns of 256 tokens, every other one sampled, of words whose frequencies fall off as those of a language."""
         turns = (np.arange(length) // 256).astype(np.int32)
         mask = (turns % 2).astype(np.int8)
         tokens = np.minimum(generator.zipf(1.2, length), 150_000).astype(np.int32)
         logprobs = np.where(mask, -generator.exponential(0.5, length), 0.0).astype(np.float32)
-        text = " ".join(f"w{token % 5000}" for token in tokens)
-        versions = np.full(length, 3, np.int32)
-        arrays = {"tokens": tokens, "loss_mask": mask, "logprobs": logprobs, "turns": turns, "versions": versions}
-        return Trajectory(
-            id=f"{number}#0", environment="made", task_id=str(number), reward=1.0, messages=[{"role": "user", "content": text}], **arrays
-        )
+        messages = [{"role": "user", "content": " ".join(f"w{token % 5000}" for token in tokens)}]
+        arrays = dict(tokens=tokens, loss_mask=mask, logprobs=logprobs, turns=turns, versions=np.full(length, 3, np.int32))
+        return Trajectory(id=f"{number}#0", environment="made", task_id=str(number), reward=1.0, messages=messages, **arrays)
+
+    types = {"tokens": np.int32, "loss_mask": np.int8, "logprobs": np.float32, "turns": np.int32, "versions": np.int32}
+
+    def encode_bytes(trajectories: list[Trajectory]) -> bytes:
+        lines = []
+        for trajectory in trajectories:
+            arrays = {name: base64.b64encode(getattr(trajectory, name).tobytes()).decode() for name in types}
+            lines.append(json.dumps(dataclasses.replace(trajectory, **dict.fromkeys(types)).to_json() | arrays, ensure_ascii=False))
+        return zstandard.ZstdCompressor(level=3, write_checksum=True).compress("\n".join(lines).encode())
+
+    def decode_bytes(data: bytes) -> list[Trajectory]:
+        lines = map(json.loads, zstandard.ZstdDecompressor().decompress(data).split(b"\n"))
+        return [
+            Trajectory.from_json(line | {name: np.frombuffer(base64.b64decode(line[name]), dtype) for name, dtype in types.items()})
+            for line in lines
+        ]
 
     for length in (4096, 16384):
-        trajectories, seconds = [made(number, length) for number in range(16)], {"encode": [], "decode": []}
-        for _ in range(5):
-            start = time.process_time()
-            data = encode_shard(trajectories)
-            middle = time.process_time()
-            list(decode_shard(data))
-            seconds["encode"].append(middle - start)
-            seconds["decode"].append(time.process_time() - middle)
-        count = 16 * length
-        per_token = ", ".join(f"{name} {min(spent) / count * 1e6:.2f} us" for name, spent in seconds.items())
-        print(f"{length:,} tokens: {len(data) / 16 / 1e3:.1f} kB, of a token {len(data) / count:.2f} bytes, {per_token}")
+        trajectories, count = [made(number, length) for number in range(16)], 16 * length
+        for form, encode, decode in (("lists", encode_shard, decode_shard), ("bytes", encode_bytes, decode_bytes)):
+            encoding, decoding = [], []
+            for _ in range(5):
+                start = time.process_time()
+                data = encode(trajectories)
+                middle = time.process_time()
+                found = list(decode(data))
+                encoding.append((middle - start) / count * 1e6)
+                decoding.append((time.process_time() - middle) / count * 1e6)
+            assert all(np.array_equal(a.logprobs, b.logprobs) for a, b in zip(found, trajectories, strict=True))
+            seconds = f"{min(encoding):.2f} us to encode, {min(decoding):.2f} us to decode"
+            print(f"{length:,} tokens, arrays as {form}: of a token {len(data) / count:.2f} bytes, {seconds}")
 
 
 def main() -> None:
