@@ -59,7 +59,7 @@ def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.P
     """What writes the folder, everything that it needs being there."""
     if kind in ("composed", "gate"):
         if (mixture := trained_mixture(runtime)) is None:
-            raise InputError(f"nothing is trained in {runtime.workdir.root}; run trace-jax run first")
+            raise InputError(f"nothing is trained in {runtime.workdir.place()}; run trace-jax run first")
         gate = composed_gate(runtime, mixture)
         if kind == "gate":
             return lambda out: save_gate_update(runtime.config.model.folder, gate, out)
@@ -86,6 +86,6 @@ def composed_gate(runtime: Runtime, mixture: Mixture) -> Gate:
     """The gate of the policy `composed`; where the trained one was not kept, it always takes the best adapter's slot."""
     routing = read_routing(runtime, mixture.slots)
     if routing["kept"]:
-        return load_gate(runtime.workdir.path("gate/gate.safetensors"))
+        return load_gate(runtime.workdir.local("gate/gate.safetensors"))
     slot = mixture.slots.index(routing["composed"].removeprefix("adapter:"))
     return constant_gate(runtime.model.config, len(mixture.slots), slot)

@@ -52,7 +52,7 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
         diagnose_workdir(runtime)
     retained = runtime.retained()
     if not retained:
-        raise InputError(f"no capability was retained: see {workdir.root}/diagnosis; more diagnosis.trials give a sharper picture")
+        raise InputError(f"no capability was retained: see {workdir.place('diagnosis')}; more diagnosis.trials give a sharper picture")
     stages = plan(config, len(retained)) | later
     runtime.plan(stages)
     with runtime.stage("synthesize"):
@@ -86,5 +86,5 @@ def main(arguments: Arguments) -> None:
     with open_runtime(arguments) as runtime:
         environments = run(runtime)
     rich.console.Console().print(report.summary_table(arguments.workdir))
-    print(f"report: {arguments.workdir.root / 'report.html'}")
+    print(f"report: {arguments.workdir.place('report.html')}")
     require_finished(arguments.workdir, environments, NEEDS_ATTENTION)
