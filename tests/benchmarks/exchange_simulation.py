@@ -210,6 +210,7 @@ class Exchange:
         load, protocol, leads = self.load, self.protocol, host == 0
         yield load.host_tokens * load.encode
         yield from self._manifest(leads)
+        yield from self._request("read", 0.0)  # whether there is one, and of which generation
         yield from self._request("write", load.part, f"part {host}")
         self._mark("written")
         yield self._agreed  # the gather of sizes

@@ -112,10 +112,11 @@ def hours(work: Work, times: Times) -> Hours:
 
 
 def bucket(work: Work, processes: int, checkpoints: float) -> Bucket:
-    """A batch's shard is a part of each process, which all processes read, and a manifest, which process 0 looks up, reads and writes."""
+    """Of a batch: a part of each process, looked up and written, and read by all; a manifest, which process 0 looks up and reads thrice."""
+    several = processes > 1  # one process keeps what it has sampled
     return Bucket(
         writes=work.batches * (processes + 1),
-        reads=work.batches * (processes**2 + 2) if processes > 1 else 2 * work.batches,
+        reads=work.batches * (processes + 4 + several * (processes**2 + 2)),
         bytes=work.rollouts * work.tokens * _TOKEN_BYTES,
         checkpoints=checkpoints,
     )
