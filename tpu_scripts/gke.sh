@@ -85,12 +85,11 @@ json() {
 # manifest: jobset.yaml with its {{names}} filled in
 manifest() {
   local text key
-  local -A fill=([image]=$IMAGE [revision]=$REVISION [arguments]=$(json "${ARGUMENTS[@]}" --coordinator=auto) [topology]=${VALUE[topology]#*:}
-    [service_account]=${VALUE[service_account]:-default})
+  local -A fill=([image]=$IMAGE [revision]=$REVISION [topology]=${VALUE[topology]#*:} [service_account]=${VALUE[service_account]:-default})
   for key in name hosts tries grace accelerator devices; do fill[$key]=${VALUE[$key]}; done
   text=$(<"$SCRIPTS/jobset.yaml")
   for key in "${!fill[@]}"; do text=${text//"{{$key}}"/"${fill[$key]}"}; done
-  echo "$text"
+  echo "${text/"{{arguments}}"/"$(json "${ARGUMENTS[@]}" --coordinator=auto)"}" # last: they may hold such names themselves
 }
 
 command_launch() {

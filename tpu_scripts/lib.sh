@@ -107,7 +107,7 @@ run() {
 
 # attempt WORD...: the command; what it writes on standard error is shown, and kept in $ERRORS
 attempt() {
-  { "$@" 2>&1 1>&3 3>&- | tee "$ERRORS" >&2; } 3>&1
+  { "$@" 2>&1 1>&3 3>&- 4>&- | tee "$ERRORS" >&2; } 3>&1
 }
 
 # ask ASSUMED WORD...: what a command prints, "missing" if there is no such thing, in a dry run ASSUMED
@@ -165,18 +165,19 @@ failed() {
 fix() {
   local code=$1 program=$2 said=$3
   local project=${VALUE[project]:-PROJECT}
-  if ((code == 127)); then
-    echo "install $program and put it on the PATH"
+  shopt -s nocasematch
+  if [[ $program == "${VALUE[docker]}" && $said =~ denied|"no basic auth"|unauthenticated ]]; then
+    echo "gcloud auth configure-docker ${VALUE[image]%%/*}; the repository must exist, and you need roles/artifactregistry.writer on it"
     return
   fi
-  shopt -s nocasematch
   case $said in
+    *"on_host: "*) echo "what the host says, above" ;;
+    *"on_host.sh: No such file"*) echo "tpu_scripts/pod setup" ;;
+    *"$program: command not found"*) echo "install $program and put it on the PATH" ;;
     *"active account"* | *UNAUTHENTICATED* | *reauth* | *"application default credentials"*)
       echo "gcloud auth login, and gcloud config set project $project" ;;
     *SERVICE_DISABLED* | *"has not been used in project"* | *"API has not been enabled"*)
       echo "gcloud services enable tpu.googleapis.com compute.googleapis.com container.googleapis.com --project=$project" ;;
-    *"no basic auth"* | *"denied: "* | *"Unauthenticated request"*)
-      echo "gcloud auth configure-docker ${VALUE[image]%%/*}; the repository must exist, and you need roles/artifactregistry.writer on it" ;;
     *PERMISSION_DENIED* | *"permission denied"* | *"does not have permission"* | *Forbidden* | *"Required '"*"' permission"*)
       echo "gcloud auth login, or have an owner of $project grant you $ROLES" ;;
     *quota* | *RESOURCE_EXHAUSTED*)

@@ -10,16 +10,16 @@ RUN=$HOME/trace-jax-run
 export PATH=$VENV/bin:$HOME/.local/bin:$PATH
 
 die() {
-  echo "$(hostname): $1" >&2
+  echo "on_host: $(hostname): $1" >&2
   exit 1
 }
 
-# unpack REVISION: the code, all of it new
+# unpack REVISION: the code, all of it new; git wrote the revision into the archive
 unpack() {
   rm -rf "$CODE.new"
   mkdir "$CODE.new"
   tar -xzf "$HOME/trace-jax.tar.gz" -C "$CODE.new"
-  echo "$1" >"$CODE.new/REVISION"
+  grep -qx "$1" "$CODE.new/REVISION" || die "what came is not revision $1; the same command again"
   rm -rf "$CODE"
   mv "$CODE.new" "$CODE"
   if [[ -s $VENV/extras ]]; then install "$(<"$VENV/extras")"; fi
@@ -138,13 +138,13 @@ stop() {
   local waited
   if running; then
     kill -TERM "$(<"$RUN/pid")"
-    for ((waited = 0; waited < 2 * $1; waited++)); do
+    for ((waited = 0; waited < 10 * $1; waited++)); do
       running || break
-      sleep 0.5
+      sleep 0.1
     done
     if running; then
       kill -KILL "$(<"$RUN/pid")"
-      sleep 1
+      sleep 1 # attend writes the exit code
     fi
   fi
   status
