@@ -17,7 +17,10 @@ until_ready() {
       exit 1
     fi
     case $state in
-      ready) return ;;
+      ready)
+        reach
+        return
+        ;;
       missing) refuse "${VALUE[name]} is not there: tpu_scripts/pod create" ;;
       gone)
         note "${VALUE[name]} was taken away"
@@ -28,6 +31,18 @@ until_ready() {
     note "${VALUE[name]}: $state"
     sleep "${VALUE[poll]}"
   done
+}
+
+# reach: a machine that has just started takes a while to listen
+reach() {
+  local try
+  for try in {1..10}; do
+    if [[ ${VALUE[dry_run]} ]]; then break; fi
+    if (on_hosts true) >/dev/null 2>&1; then return; fi
+    note "${VALUE[name]}: not yet reached, $try of 10"
+    sleep "${VALUE[poll]}"
+  done
+  on_hosts true # and if it is not so, why
 }
 
 command_create() {
@@ -129,7 +144,7 @@ watch() {
 }
 
 command_resume() {
-  local try futile=0 state launched
+  local try futile=0 state launched=$SECONDS
   names_of_variables
   chosen_revision
   VALUE[revision]=$REVISION # all launches of a run have one
@@ -142,10 +157,11 @@ command_resume() {
     note "launch $try of at most ${VALUE[tries]}"
     state=$(pod_state) || exit 1
     if [[ $state == missing ]]; then pod_create; fi
-    until_ready
-    launched=$SECONDS
     ENDED="no launch"
-    if (launch_again); then watch; fi
+    if (until_ready); then
+      launched=$SECONDS
+      if (launch_again); then watch; fi
+    fi
     case $ENDED in
       0)
         note "the run has ended with 0"

@@ -174,6 +174,7 @@ fix() {
     *"on_host: "*) echo "what the host says, above" ;;
     *"on_host.sh: No such file"*) echo "tpu_scripts/pod setup" ;;
     *"$program: command not found"*) echo "install $program and put it on the PATH" ;;
+    *"command not found"*) echo "install what the message names, where it was missing" ;;
     *"active account"* | *UNAUTHENTICATED* | *reauth* | *"application default credentials"*)
       echo "gcloud auth login, and gcloud config set project $project" ;;
     *SERVICE_DISABLED* | *"has not been used in project"* | *"API has not been enabled"*)

@@ -2,11 +2,12 @@
 # What runs on a host: unpacks the code, installs it, starts a command that outlives the connection, and tells how it stands.
 #
 # In the home folder: trace-jax/ the code, trace-jax-venv/ the packages, variables (what --env named, mode 600), and trace-jax-run/ with
-# command, boot, pid, code (the exit code, when it has ended) and log.
+# command, boot, pid, code (the exit code, when it has ended) and log, on the first of several servers also router (its pid).
 set -euo pipefail
 CODE=$HOME/trace-jax
 VENV=$HOME/trace-jax-venv
 RUN=$HOME/trace-jax-run
+PAUSE=${TRACE_JAX_PAUSE:-3} # seconds: a command that ends sooner has failed at its start
 export PATH=$VENV/bin:$HOME/.local/bin:$PATH
 
 die() {
@@ -78,7 +79,7 @@ launch() {
   ! running || die "a run is going on: tpu_scripts/pod stop first"
   [[ -d $CODE && -d $VENV ]] || die "this host is not set up: tpu_scripts/pod setup"
   mkdir -p "$RUN"
-  rm -f "$RUN/pid" "$RUN/code"
+  rm -f "$RUN/pid" "$RUN/code" "$RUN/router"
   boot >"$RUN/boot"
   printf '%q ' "$@" >"$RUN/command"
   setsid nohup bash "$HOME/on_host.sh" attend "$@" </dev/null >>"$RUN/log" 2>&1 &
@@ -86,7 +87,7 @@ launch() {
     [[ ! -s $RUN/pid ]] || break
     sleep 0.1
   done
-  sleep "${TRACE_JAX_SETTLE:-3}"
+  sleep "$PAUSE"
   if ! running && [[ $(cat "$RUN/code" 2>/dev/null) != 0 ]]; then
     tail -n 5 "$RUN/log" >&2
     die "it ended at once, with exit code $(cat "$RUN/code" 2>/dev/null || echo unknown)"
@@ -137,6 +138,7 @@ logs() {
 stop() {
   local waited
   if running; then
+    [[ ! -s $RUN/router ]] || kill -TERM "$(<"$RUN/router")" 2>/dev/null || true
     kill -TERM "$(<"$RUN/pid")"
     for ((waited = 0; waited < 10 * $1; waited++)); do
       running || break
@@ -170,12 +172,12 @@ servers() {
 keep() {
   local port=$1 child=""
   shift
-  trap '[[ ! $child ]] || kill -TERM "$child"; exit 143' TERM
+  trap '[[ ! $child ]] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null; exit 143' TERM
   while :; do
     python -m sglang.launch_server --port "$port" "$@" ${KEY_FILE:+--config "$KEY_FILE"} &
     child=$!
     wait "$child" || echo "the server on port $port ended with $?"
-    sleep 5
+    sleep "$PAUSE"
   done
 }
 
@@ -189,8 +191,8 @@ api_key_file() {
 router() {
   # shellcheck disable=SC2016 # for the inner shell
   setsid nohup bash -c 'source "$HOME/variables"; exec "$@"' - python -m sglang_router.launch_router --host 0.0.0.0 --port 8000 --policy cache_aware \
-    --worker-urls "$@" </dev/null >"$HOME/trace-jax-router.log" 2>&1 &
-  echo "$!" >"$HOME/trace-jax-router.pid"
+    --worker-urls "$@" </dev/null >"$RUN/router.log" 2>&1 &
+  echo "$!" >"$RUN/router"
   echo "$(hostname): router launched"
 }
 

@@ -11,13 +11,26 @@ ROOT = pathlib.Path(__file__).parents[2]
 TOOLS = (
     "bash sh git tar gzip sed grep cat tee mktemp mkdir rm mv cp chmod dirname tr sleep cut tail head hostname date setsid nohup seq wc timeout"
 ).split()
-STUBS = ("gcloud", "kubectl", "docker", "uv")
+STUBS = ("gcloud", "kubectl", "docker", "uv", "nvidia-smi")
 # what stands for trace-jax on a host: says what it got, and saves when it is told to end
 RUN = """#!/usr/bin/env bash
 trap 'echo saved; exit 143' TERM
 echo "$@ with ${SECRET:-nothing}"
 [[ $* != *--fail* ]] || exit 2
 [[ $* == *--quick* ]] || while :; do sleep 0.05; done
+"""
+# what stands for a host's Python: the check of the devices, and SGLang servers, of which each ends once
+PYTHON = """#!/usr/bin/env bash
+case $* in
+  "- "*) cat >/dev/null; echo "$@" >"$HOME/checked" ;;
+  *sglang_router*) echo "$@" >"$HOME/router" ;;
+  *)
+    echo "$CUDA_VISIBLE_DEVICES $*" >>"$HOME/server-$4"
+    (($(wc -l <"$HOME/server-$4") > 1)) || exit 1
+    trap 'echo gone >>"$HOME/server-$4"; exit 143' TERM
+    while :; do sleep 0.05; done
+    ;;
+esac
 """
 
 
@@ -29,6 +42,7 @@ def repository(tmp_path_factory) -> pathlib.Path:
     for name in (".gitattributes", "REVISION"):
         shutil.copy(ROOT / name, folder)
     (folder / "run.sh").write_text(RUN)
+    (folder / "python.sh").write_text(PYTHON)
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=all"]):
         subprocess.run([*git, *words], check=True)
@@ -57,7 +71,7 @@ class Pod:
 
     def __init__(self, repository: pathlib.Path, path: pathlib.Path, home: pathlib.Path):
         self.repository, self.home, self._record = repository, home, home / "record"
-        self.environment = {"PATH": str(path), "HOME": str(home), "STUB_RECORD": str(self._record), "TRACE_JAX_SETTLE": "0.1"}
+        self.environment = {"PATH": str(path), "HOME": str(home), "STUB_RECORD": str(self._record), "TRACE_JAX_PAUSE": "0.1"}
 
     def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess:
         return self.shell([str(self.repository / "tpu_scripts/pod"), *words], **environment)

