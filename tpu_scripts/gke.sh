@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# The commands on GKE: nodes are a node pool with the slice's topology, hosts are the pods of a JobSet, the code is an image, whose tag is the revision. The JobSet
-# controller relaunches by itself, so that there is nothing to wait for here.
+# The commands on GKE: nodes are a node pool with the slice's topology, hosts are the pods of a JobSet, the code is an image, whose tag is
+# the revision. The JobSet controller relaunches by itself, so that there is nothing to wait for here. kubectl talks to the cluster that
+# create connected it with.
 
 ROLES="roles/container.admin (nodes), roles/container.developer (the rest)"
 OF="jobset.sigs.k8s.io/jobset-name=${VALUE[name]}" # label of all pods
@@ -112,10 +113,11 @@ command_logs() {
 }
 
 command_status() {
+  local exit='.status.containerStatuses[0].state.terminated.exitCode'
   run kubectl get jobset "${VALUE[name]}" \
-    '--output=custom-columns=JOBSET:.metadata.name,RESTARTS:.status.restarts,ENDED:.status.terminalState,CREATED:.metadata.creationTimestamp'
+    '--output=custom-columns=JOBSET:.metadata.name,RESTARTS:.status.restarts,ENDED:.status.terminalState'
   run kubectl get pods "--selector=$OF" \
-    '--output=custom-columns=POD:.metadata.name,PHASE:.status.phase,EXIT:.status.containerStatuses[0].state.terminated.exitCode,IMAGE:.spec.containers[0].image'
+    "--output=custom-columns=POD:.metadata.name,PHASE:.status.phase,EXIT:$exit,IMAGE:.spec.containers[0].image"
   VALUE[lines]=1
   command_logs
 }

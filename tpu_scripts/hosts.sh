@@ -99,8 +99,10 @@ command_launch() {
 command_logs() { on_hosts "$(host logs "${VALUE[lines]}" "${VALUE[follow]:-no}")"; }
 
 command_status() {
+  local state
   pod_show
-  on_hosts "$(host status)"
+  state=$(pod_state)
+  if [[ $state == ready ]]; then on_hosts "$(host status)"; else note "no host to ask: ${VALUE[name]} is $state"; fi
 }
 
 command_stop() { on_hosts "$(host stop "${VALUE[grace]}")"; }
@@ -200,11 +202,11 @@ command_serve_rollouts() {
   need model devices
   whole devices
   place
-  local machine address servers=() urls index count
+  local machine address servers=() urls index count of='--format=value(networkInterfaces[0].networkIP)'
   count=$((${VALUE[devices]} / ${VALUE[tensor]}))
   ((count > 0)) || refuse "--tensor=${VALUE[tensor]}: a host has ${VALUE[devices]} GPUs"
   for machine in "${MACHINES[@]}"; do
-    address=$(ask "ADDRESS-OF-$machine" gcloud compute instances describe "$machine" '--format=value(networkInterfaces[0].networkIP)' "${AT[@]}")
+    address=$(ask "ADDRESS-OF-$machine" gcloud compute instances describe "$machine" "$of" "${AT[@]}")
     [[ $address != missing ]] || refuse "$machine is not there: tpu_scripts/pod create"
     for ((index = 0; index < count; index++)); do servers+=("http://$address:$((30000 + index))"); done
   done

@@ -27,7 +27,7 @@ read_slice() {
   local file=$1 line key number=0
   [[ -f $file ]] || file=$SCRIPTS/slices/$1.env
   if [[ ! -f $file ]]; then
-    refuse "--slice=$1: there is no such file, and no such slice; there are $(cd "$SCRIPTS/slices" && printf '%s ' *.env | sed 's/\.env//g')"
+    refuse "--slice=$1: no such file, and no such slice; there are $(cd "$SCRIPTS/slices" && printf '%s ' *.env | sed 's/\.env//g')"
   fi
   while IFS= read -r line || [[ $line ]]; do
     number=$((number + 1))
@@ -135,7 +135,8 @@ chosen_revision() {
   if [[ ! ${VALUE[revision]} && $(git -C "$ROOT" status --porcelain --untracked-files=no) ]]; then
     refuse "files have been changed since the last commit, and hosts get what is committed: commit them, or say --revision=HEAD"
   fi
-  REVISION=$(git -C "$ROOT" rev-parse --verify --quiet "${VALUE[revision]:-HEAD}^{commit}") || refuse "--revision=${VALUE[revision]}: git knows none"
+  REVISION=$(git -C "$ROOT" rev-parse --verify --quiet "${VALUE[revision]:-HEAD}^{commit}") ||
+    refuse "--revision=${VALUE[revision]}: git knows none"
 }
 
 # names_of_variables: sets NAMES to those of --env
@@ -191,9 +192,9 @@ fix() {
     *NOT_FOUND* | *"not found"* | *"could not fetch resource"*)
       echo "look at --name, --zone and --project; what is not there is made by tpu_scripts/pod create" ;;
     *INVALID_ARGUMENT* | *"invalid value"*)
-      echo "does the zone have it? gcloud compute tpus accelerator-types list --zone=${VALUE[zone]:-ZONE}, or gcloud compute machine-types list" ;;
-    *"Unable to connect to the server"* | *"connection to the server"*) echo "is this the cluster? tpu_scripts/pod create connects kubectl with it" ;;
-    *"Connection timed out"* | *"Connection refused"* | *"Connection closed"* | *"port 22"* | *"ssh: "* | *"Host key verification"*) fix_ssh ;;
+      echo "does the zone have it? gcloud compute tpus accelerator-types list --zone=${VALUE[zone]:-ZONE}, or machine-types list" ;;
+    *"Unable to connect to the server"* | *"connection to the server"*) echo "tpu_scripts/pod create connects kubectl with the cluster" ;;
+    *"Connection "*timed* | *"Connection "*refused* | *"Connection "*closed* | *"port 22"* | *"ssh: "* | *"Host key"*) fix_ssh ;;
     *"No space left"*) echo "make room on the disk that the message names" ;;
     *"Cannot connect to the Docker daemon"*) echo "start docker, or give --docker=podman" ;;
     *)

@@ -30,13 +30,15 @@ unpack() {
 install() {
   local -a more=()
   if [[ ,$1, == *,sglang,* ]]; then more=(sglang-router); fi
-  uv pip install --quiet --python "$VENV/bin/python" --editable "${CODE}[$1]" "${more[@]}" || die "the installation failed; the reason stands above"
+  uv pip install --quiet --python "$VENV/bin/python" --editable "${CODE}[$1]" "${more[@]}" ||
+    die "the installation failed; the reason stands above"
   echo "$1" >"$VENV/extras"
 }
 
 # setup EXTRA,EXTRA PYTHON SHARE|-: the images' own Python may be too old, so uv brings one
 setup() {
-  command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh || die "uv could not be installed: has the host a way out? (Cloud NAT)"
+  command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh ||
+    die "uv could not be installed: has the host a way out? (Cloud NAT)"
   [[ -x $VENV/bin/python ]] || uv venv --quiet --python "$2" "$VENV"
   install "$1"
   if [[ $3 != - ]] && ! mountpoint -q /mnt/trace; then
@@ -55,7 +57,7 @@ check() {
     echo "$(hostname): $found GPUs"
     return
   fi
-  timeout 300 python - "$@" <<'PYTHON' || die "the devices are not as they should be; is something else using them? tpu_scripts/pod stop, or make the slice anew"
+  timeout 300 python - "$@" <<'PYTHON' || die "the devices are not as they should be: a run that goes on? tpu_scripts/pod stop"
 import sys
 
 import jax
@@ -190,8 +192,8 @@ api_key_file() {
 # router URL...: one address in front of all servers
 router() {
   # shellcheck disable=SC2016 # for the inner shell
-  setsid nohup bash -c 'source "$HOME/variables"; exec "$@"' - python -m sglang_router.launch_router --host 0.0.0.0 --port 8000 --policy cache_aware \
-    --worker-urls "$@" </dev/null >"$RUN/router.log" 2>&1 &
+  setsid nohup bash -c 'source "$HOME/variables"; exec "$@"' - python -m sglang_router.launch_router \
+    --host 0.0.0.0 --port 8000 --policy cache_aware --worker-urls "$@" </dev/null >"$RUN/router.log" 2>&1 &
   echo "$!" >"$RUN/router"
   echo "$(hostname): router launched"
 }

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOOLS = (
-    "bash sh git tar gzip sed grep cat tee mktemp mkdir rm mv cp chmod dirname tr sleep cut tail head hostname date setsid nohup seq wc timeout"
+    "bash sh git tar gzip sed grep cat tee mktemp mkdir rm mv cp chmod dirname tr sleep cut tail head hostname date setsid nohup seq wc "
+    "timeout"
 ).split()
 STUBS = ("gcloud", "kubectl", "docker", "uv", "nvidia-smi")
 # what stands for trace-jax on a host: says what it got, and saves when it is told to end

@@ -16,7 +16,7 @@ CASES = {
     "setup": ((*TPU, "--extras=tau2"), ["scp", "unpack", "on_host.sh setup tpu,tau2 3.12 -", "on_host.sh check tpu 4 4"]),
     "launch": ((*TPU, "--env=SECRET", *RUN), ["variables trace:", "on_host.sh launch trace-jax run --config=quickstart"]),
     "logs": ((*TPU, "--worker=2", "--lines=5", "--follow"), ["--worker=2 --command=bash on_host.sh logs 5 yes"]),
-    "status": (TPU, ["queued-resources describe", "on_host.sh status"]),
+    "status": (TPU, ["queued-resources describe"] * 2 + ["tpu-vm describe", "on_host.sh status"]),
     "stop": (TPU, ["on_host.sh stop 120"]),
     "resume": (
         (*TPU, *RUN),
@@ -30,7 +30,7 @@ CASES = {
     ),
     "setup gpu": (GPU, ["compute scp", "unpack", "setup gpu 3.12 -", "check gpu 1 8"]),
     "launch gpu": ((*GPU, *RUN), ["variables trace:", "--command=bash on_host.sh launch trace-jax run"]),
-    "status gpu": (GPU, ["instances describe", "on_host.sh status"]),
+    "status gpu": (GPU, ["instances describe"] * 2 + ["on_host.sh status"]),
     "delete gpu": (GPU, ["instances delete trace"]),
     "create fleet": (FLEET, ["instances create fleet-0 fleet-1", "describe fleet-0", "describe fleet-1", "ssh fleet-0", "ssh fleet-1"]),
     "logs fleet": ((*FLEET, "--worker=1"), ["compute ssh fleet-1 "]),
@@ -223,6 +223,12 @@ def answers(pod, tmp_path):
         pod.environment["STUB_ANSWERS"] = str(tmp_path / "answers")
 
     return give
+
+
+def test_status_of_machines_that_are_waited_for_asks_no_host(pod, answers):
+    answers("describe trace --format=table|the request", "queued-resources describe|WAITING_FOR_RESOURCES")
+    told = pod("status", *TPU[:3])
+    assert told.returncode == 0 and "trace is waiting" in told.stderr and "ssh" not in str(pod.calls)
 
 
 def kinds(calls: list[list[str]]) -> list[str]:
