@@ -157,7 +157,7 @@ command_resume() {
   fi
   for ((try = 1; try <= ${VALUE[tries]}; try++)); do
     note "launch $try of at most ${VALUE[tries]}"
-    state=$(pod_state) || exit 1
+    state=$(pod_state) || state=unknown
     if [[ $state == missing ]]; then pod_create; fi
     ENDED="no launch"
     if (until_ready); then

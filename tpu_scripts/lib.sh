@@ -136,7 +136,7 @@ chosen_revision() {
     refuse "files have been changed since the last commit, and hosts get what is committed: commit them, or say --revision=HEAD"
   fi
   REVISION=$(git -C "$ROOT" rev-parse --verify --quiet "${VALUE[revision]:-HEAD}^{commit}") ||
-    refuse "--revision=${VALUE[revision]}: git knows none"
+    refuse "--revision=${VALUE[revision]:-HEAD}: git knows none in $ROOT"
 }
 
 # names_of_variables: sets NAMES to those of --env

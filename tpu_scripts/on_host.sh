@@ -45,6 +45,7 @@ setup() {
     sudo apt-get install -qq -y nfs-common >/dev/null
     sudo mkdir -p /mnt/trace
     sudo mount -t nfs "$3" /mnt/trace || die "$3 could not be mounted: is it in the same network?"
+    sudo chmod 1777 /mnt/trace
   fi
 }
 

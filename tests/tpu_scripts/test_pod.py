@@ -1,9 +1,11 @@
 """Every command of `tpu_scripts/pod`: what it calls, what a dry run prints, and what is said when a call fails."""
 
+import pathlib
 import shlex
 
 import pytest
 
+ROOT = pathlib.Path(__file__).parents[2]
 TPU = ("--slice=v5p-32", "--name=trace", "--zone=us-east5-a", "--poll=0")
 GPU = ("--slice=h100x8", "--name=trace", "--zone=us-east5-a", "--poll=0")
 GKE = ("--slice=v5p-32", "--kind=gke", "--name=trace", "--zone=us-east5-a", "--cluster=c", "--image=r.pkg.dev/p/r/trace-jax", "--poll=0")
@@ -201,7 +203,7 @@ def test_servers_get_the_flags_that_our_own_launcher_gives_them(pod):
     pod("serve-rollouts", *FLEET[:3], "--model=/m", "--tensor=2", "--context=4096", "--lanes=8", "--rank=16", "--adapters=3")
     sent = next(shlex.split(call[-3].removeprefix("--command=")) for call in pod.calls if "launch" in shown(call))
     settings = ServerSettings(context=4096, lanes=8, rank=16, adapters=3, tensor=2)
-    config = read_config("trace_jax/quickstart/checkpoint")
+    config = read_config(ROOT / "trace_jax/quickstart/checkpoint")
     ours = server_command(["python"], "/m", config, settings, 30000)
     value = {flag: sent[sent.index(flag) + 1] for flag in sent if flag.startswith("--")}
     for flag in (word for word in ours if str(word).startswith("--") and word not in ("--host", "--port", "--lora-target-modules")):
