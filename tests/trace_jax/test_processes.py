@@ -12,9 +12,10 @@ import pytest
 
 from tests.devices import environment
 from tests.rl.test_learner_mesh import free_port
-from trace_jax import processes
-from trace_jax.errors import InputError
-from trace_jax.processes import Job, Processes, find_job
+from trace_jax import job
+from trace_jax.errors import InputError, Unfinished
+from trace_jax.job import Job, find_job
+from trace_jax.processes import Processes
 
 SLURM = {
     "SLURM_JOB_ID": "4097",
@@ -66,9 +67,9 @@ def test_what_is_missing_or_wrong_is_named(flags, variables, complaint):
 
 
 def test_a_process_without_a_process_0_says_so(monkeypatch):
-    monkeypatch.setattr(processes, "_JOIN", 0)
-    with pytest.raises(InputError, match=r"nobody answers at 127.0.0.1:\d+, where process 0 should be .* --process_id=0, 1"):
-        processes.join(Job(f"127.0.0.1:{free_port()}", 2, 1))
+    monkeypatch.setattr(job, "_JOIN", 0)
+    with pytest.raises(Unfinished, match=r"nobody answers at 127.0.0.1:\d+, where process 0 should be .* start all processes again"):
+        job.join(Job(f"127.0.0.1:{free_port()}", 2, 1))
 
 
 @pytest.mark.parametrize("groups, count", [(10, 4), (3, 4), (0, 2), (64, 1)])
@@ -87,7 +88,7 @@ from model.parameters import place
 from trace_jax.config import MeshSection, load_config
 from trace_jax.errors import InputError
 from trace_jax.mesh import local_copy, make_mesh
-from trace_jax.processes import Job, join
+from trace_jax.job import Job, join
 from trace_jax.workdir import Workdir
 from tests.model import tiny
 from tests.trace_jax.test_workdir import trajectory
@@ -196,7 +197,7 @@ def test_the_engine_of_a_process_takes_the_learners_weights_where_it_holds_them_
 WAITER = """
 import sys, time
 from trace_jax.cli import Terminated, _signals_raise
-from trace_jax.processes import Job, join, leave
+from trace_jax.job import Job, join, leave
 
 index, port, waits = (int(word) for word in sys.argv[1:])
 processes = join(Job(f"127.0.0.1:{port}", 2, index))
