@@ -181,7 +181,9 @@ def _heard(member: Member, ended: str, line: str) -> None:
         if _membership.index not in _membership.ended:
             os.kill(os.getpid(), signal.SIGTERM)  # Python's main thread unwinds, which saves what it does
 
-    threading.Timer(0 if ended == "lost" else _SAME, follow).start()
+    timer = threading.Timer(0 if ended == "lost" else _SAME, follow)
+    timer.daemon = True
+    timer.start()
 
 
 def _end(code: int) -> None:

@@ -34,7 +34,7 @@ _LATE = 60  # seconds in which a run that has begun at the address, an earlier l
 _VERDICT = 30  # seconds that another process waits longer than process 0, so that it hears whom that has missed
 _LONGEST = 1 << 22  # bytes of a message
 _PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a host that is gone is found in 30 s
-_ALL = "start all processes again, with the same command and each with its own --process_id"
+_ALL = "start all processes of the run again"
 
 
 @dataclasses.dataclass(frozen=True)

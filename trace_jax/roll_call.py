@@ -62,12 +62,11 @@ def difference(members: Sequence[Member]) -> str | None:
         more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
         lines.append(f"{' and '.join(map(str, others))}: {shown}{more}")
     code = any(name.startswith(("source", "file", "package")) for differing in found for name, _, _ in differing)
-    fix = (
-        "push the same revision, with the same packages, to all hosts (tpu_scripts/)"
-        if code
-        else "start all with the same command on hosts alike"
+    push, start = (
+        "Push the same revision, with the same packages, to all hosts (tpu_scripts/)",
+        "Start all with the same command, on hosts alike",
     )
-    return f"the processes of the run differ from {first} ('here'): {'. '.join(lines)}. {fix[0].upper()}{fix[1:]}"
+    return f"the processes of the run are not alike, as seen from {first}: {'. '.join(lines)}. {push if code else start}"
 
 
 def file_digests() -> dict[str, str]:
