@@ -406,7 +406,7 @@ def _signals_raise() -> Iterator[None]:
 
 
 def _complain(message: str, code: int) -> int:
-    _deaf()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is over; one that another process causes must not break what is said here
     line = " ".join(message.split())
     print(f"trace-jax: {line}", file=sys.stderr)
     tell(code, line)
@@ -414,7 +414,7 @@ def _complain(message: str, code: int) -> int:
 
 
 def _crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
-    _deaf()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if _disk_full(error):
         place = f" ({workdir.root})" if workdir else ""
         return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
@@ -422,11 +422,6 @@ def _crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
     if lost := cause(_NEWS):  # the error may be no more than what follows from it
         return _complain(f"{lost}; {GO_ON} ({type(error).__name__} here: traceback in {log})", 1)
     return _complain(f"{type(error).__name__}: {redact(str(error))}; traceback in {log}", 1)
-
-
-def _deaf() -> None:
-    """The command has ended: SIGTERM, which another process of the run may cause, must not break what is said about that."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _reader_left() -> bool:

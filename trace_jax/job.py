@@ -28,7 +28,7 @@ from trace_jax.roll_call import difference
 
 GO_ON = "what was done is saved, the same command goes on from there"
 
-_JOIN = 300  # seconds in which all must have come
+_JOIN = 600  # seconds in which all must have come
 _HEARTBEAT = 60  # seconds without a sign of life after which JAX ends all processes: for one that stands still but is not gone
 _LEAVE = 15, 5  # seconds that process 0, and another, which ends waits for the others; process 0 last, since all others die with it
 _STUCK = 12, 8  # seconds after a signal in which process 0, and another, must have heard it: else it stands in a step that others have left

@@ -24,12 +24,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from trace_jax.errors import InputError, Unfinished
 
 _AGAIN = 0.5  # seconds between two attempts
+_REPORT = 60  # seconds after which process 0 says for whom it still waits
 _LATE = 60  # seconds in which a run that has begun at the address, an earlier launch perhaps, may end
 _VERDICT = 30  # seconds that another process waits longer than process 0, so that it hears whom that has missed
 _LONGEST = 1 << 22  # bytes of a message
@@ -130,8 +131,13 @@ def gather(member: Member, address: str, seconds: float, check: Callable[[Sequen
     came: dict[int, tuple[Member, socket.socket]] = {}
     with _listener(address, min(deadline, time.monotonic() + _LATE)) as listener, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while len(came) < member.count - 1 and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        report = time.monotonic() + _REPORT
+        while len(came) < member.count - 1 and (now := time.monotonic()) < deadline:
+            if now > report:
+                report = now + _REPORT
+                missing = _named(set(range(1, member.count)) - set(came), member.count)
+                print(f"waiting for {missing}, {deadline - now:.0f} s more", file=sys.stderr)
+            for key, _ in selector.select(min(report, deadline) - now):
                 if key.fileobj is listener:
                     selector.register(listener.accept()[0], selectors.EVENT_READ, b"")
                     continue
@@ -152,7 +158,7 @@ def gather(member: Member, address: str, seconds: float, check: Callable[[Sequen
                     selector.modify(line, selectors.EVENT_READ, key.data + data)
     lines = {index: came[index][1] for index in sorted(came)}
     members = [member, *(came[index][0] for index in lines)]
-    if missing := sorted(set(range(member.count)) - {m.index for m in members}):
+    if missing := set(range(1, member.count)) - set(came):
         there = ", ".join(f"{m.index} on {m.host}" for m in members)
         problem = (
             f"{len(missing)} of {member.count} processes did not come to {address} in {seconds:.0f} s: {_named(missing, member.count)}; "
@@ -245,10 +251,10 @@ def _problem(other: Member, first: Member, came: Mapping[int, tuple[Member, sock
     return None
 
 
-def _named(missing: Sequence[int], count: int) -> str:
+def _named(missing: Set[int], count: int) -> str:
     """The missing processes, with their hosts where a TPU pod says them."""
     hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
-    return ", ".join(f"{index} on {hosts[index]}" if len(hosts) == count else f"process {index}" for index in missing)
+    return ", ".join(f"{index} on {hosts[index]}" if len(hosts) == count else f"process {index}" for index in sorted(missing))
 
 
 def _without_facts(member: Member) -> dict[str, Any]:

@@ -72,11 +72,13 @@ def test_what_process_0_finds_wrong_all_say(pool, address):
 
 
 @pytest.mark.parametrize("hosts, missing", [("", "process 1, process 3"), ("a,b,c,d", "1 on b, 3 on d")])
-def test_those_that_do_not_come_are_named_to_all_that_did(pool, address, hosts, missing, monkeypatch):
+def test_those_that_do_not_come_are_named_to_all_that_did(pool, address, hosts, missing, monkeypatch, capsys):
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", hosts)
+    monkeypatch.setattr(membership, "_REPORT", 0.1)
     for future in meet(pool, address, [member(0, 4), member(2, 4)], seconds=0.3):
         with pytest.raises(Unfinished, match=f"2 of 4 processes did not come to {address} in 0 s: {missing}; there were 0 on host-0, 2 on"):
             future.result()
+    assert f"waiting for {missing}, 0 s more" in capsys.readouterr().err
 
 
 def test_a_second_one_of_an_index_and_one_of_another_count_are_refused_and_disturb_nobody(pool, address, capsys):

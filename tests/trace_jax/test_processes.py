@@ -69,7 +69,7 @@ def test_what_is_missing_or_wrong_is_named(flags, variables, complaint):
 
 def test_a_process_without_a_process_0_says_so(monkeypatch):
     monkeypatch.setattr(job, "_JOIN", 0)
-    with pytest.raises(Unfinished, match=r"nobody answers at 127.0.0.1:\d+, where process 0 should be .* start all processes of the run again"):
+    with pytest.raises(Unfinished, match=r"nobody answers at 127.0.0.1:\d+, where process 0 should be .* start all processes"):
         job.join(Job(f"127.0.0.1:{free_port()}", 2, 1))
 
 
