@@ -246,8 +246,7 @@ def main(argv: list[str]) -> int:
             expect_no_tpu_without_chips()
             os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which we do not use
             job = find_job(*(values.pop(flag) for flag in _TOGETHER)) if "coordinator" in values else None
-            told = {flag: value for flag, value in values.items() if flag not in _TOGETHER} | {"argument": argument}
-            processes = join(job, facts(name, told, config)) if job else ALONE
+            processes = join(job, facts(name, values, config)) if job else ALONE
             if values.get("workdir"):
                 workdir = stack.enter_context(Workdir.open(values.pop("workdir"), config, lock=command.lock, processes=processes))
             options = {key: value for key, value in values.items() if key not in ("config", "workdir")}
