@@ -169,9 +169,10 @@ def test_last_words_are_passed_on_and_a_connection_that_ends_after_them_is_no_lo
             assert queues[index].get(timeout=5) == (2, "failed", "the disk is full")
         found[0].tell("terminated")
         assert queues[1].get(timeout=5) == queues[2].get(timeout=5) == (0, "terminated", "")
+        found[1].tell("done")
+        assert queues[0].get(timeout=5) == queues[2].get(timeout=5) == (1, "done", "")
         for one in found:
             for line in one._lines.values():
                 line.shutdown(socket.SHUT_RDWR)
-        assert queues[0].get(timeout=5) == (1, "lost", "")
         time.sleep(0.1)
         assert all(one.empty() for one in queues)
