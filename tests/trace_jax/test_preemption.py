@@ -117,11 +117,10 @@ def calm(config, place) -> str:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_four_processes_of_which_one_is_killed_again_and_again_end_as_if_none_had_been(config, place, calm, seed):
     name, total, chance = f"killed-{seed}", place.shards(calm), random.Random(seed)
-    for attempt in range(4):
+    for attempt, lost in enumerate(chance.sample(range(COUNT), COUNT)):  # process 0 too
         with launched(config, place.address(name), COUNT, place.root / f"{name}-logs" / str(attempt)) as launch:
             until(launch, place, name, max(1, total * attempt // 4))
             time.sleep(chance.random() * 3)
-            lost = chance.randrange(COUNT)
             launch.processes[lost].kill()
             began = time.monotonic()
             codes = launch.wait(60)
