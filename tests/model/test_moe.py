@@ -15,7 +15,7 @@ from model.moe import NAMES, sort_by_expert
 torch.set_num_threads(1)
 E, D, F = 6, 24, 16
 IMPLEMENTATIONS = ("padded", "ragged")
-TRITON = pytest.param("triton", marks=pytest.mark.slow)
+TRITON, SLOW = (pytest.param(*case, marks=pytest.mark.slow) for case in (("triton",), (3, (2, 70), "triton")))
 expert_ffn = jax.jit(moe.expert_ffn, static_argnames=("mesh", "implementation"))
 route = jax.jit(moe.route, static_argnums=(2, 3))
 
@@ -230,12 +230,7 @@ def test_adapters_are_those_of_a_loop(adapters, mask, names, implementation):
 
 @pytest.mark.parametrize(
     ("adapters", "mask", "implementation"),
-    [
-        (1, (1, 1), "padded"),
-        (1, (1, 1), "ragged"),
-        *((3, (2, 70), name) for name in ("padded", "ragged", "gmm")),
-        pytest.param(3, (2, 70), "triton", marks=pytest.mark.slow),
-    ],
+    [(1, (1, 1), "padded"), (1, (1, 1), "ragged"), *((3, (2, 70), name) for name in ("padded", "ragged", "gmm")), SLOW],
 )
 def test_gradients_are_those_of_all_experts_on_all_tokens(adapters, mask, implementation):
     w, x, c = experts_weights(), normal(3, 2, 70, D), normal(6, 2, 70, D)
