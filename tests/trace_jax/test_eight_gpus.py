@@ -45,7 +45,7 @@ print("eight devices agree")
     [
         ("quickstart", "qwen3", "not packed", "'fsdp': 8"),
         ("tau2_qwen3_30b_a3b_h100x8", "qwen3_moe", "packed", "'expert': 8"),
-        ("swebench_qwen3_6_27b_h200x8", "qwen3_5", "packed", "'tensor': 4"),
+        ("swebench_qwen3_6_27b_h100x8", "qwen3_5", "packed", "'tensor': 4"),
     ],
 )
 def test_a_step_is_that_of_one_device(config, kind, rows, mesh, tmp_path):
