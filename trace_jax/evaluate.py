@@ -93,7 +93,7 @@ def evaluate(runtime: Runtime, name: str, mixture: Mixture | None) -> dict[str, 
 def _read_again(runtime: Runtime, path: str, name: str, tasks: Sequence[Task]) -> dict[str, Any]:
     """What an earlier run found, if it was on the tasks as they are now."""
     found = runtime.workdir.read_json(path)
-    refuse_other_tasks(found, {"provenance": provenance(tasks)}, (f"{runtime.workdir.root / path}", "the target as it is now"), _fix(name))
+    refuse_other_tasks(found, {"provenance": provenance(tasks)}, (runtime.workdir.place(path), "the target as it is now"), _fix(name))
     return found
 
 
@@ -212,7 +212,7 @@ def write_examples(runtime: Runtime, mixture: Mixture) -> None:
         return
     found = [t for t in workdir.read_shards("composed", "heldout", [0]) if t.error is None]
     longest = sorted(found, key=lambda t: (-len(t.messages), t.id))[: runtime.config.report.trajectories]
-    gate = load_gate(workdir.path("gate/gate.safetensors"))
+    gate = load_gate(workdir.local("gate/gate.safetensors"))
     workdir.write_bytes("gate/examples.jsonl.zst", encode_shard(with_slots(runtime, mixture, gate, longest)))
     workdir.write_json("gate/pieces.json", [runtime.chat.decode([token]) for token in range(runtime.model.config.vocab_size)])
 

@@ -16,14 +16,13 @@ import shutil
 from collections.abc import Callable
 
 from model import Gate, constant_gate, export_composed, load_gate, merge, save_gate_update, save_peft, save_pretrained
+from trace_jax.base_model import TOKENIZER, tokenizer_folder
 from trace_jax.benchmarks.writers import export_results
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.policies import Mixture, read_routing, trained_mixture
 from trace_jax.runtime import Runtime, open_runtime
 from trace_jax.train import load_adapter
-
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "generation_config.json")
 
 
 def main(arguments: Arguments) -> None:
@@ -59,7 +58,7 @@ def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.P
     """What writes the folder, everything that it needs being there."""
     if kind in ("composed", "gate"):
         if (mixture := trained_mixture(runtime)) is None:
-            raise InputError(f"nothing is trained in {runtime.workdir.root}; run trace-jax run first")
+            raise InputError(f"nothing is trained in {runtime.workdir.place()}; run trace-jax run first")
         gate = composed_gate(runtime, mixture)
         if kind == "gate":
             return lambda out: save_gate_update(runtime.config.model.folder, gate, out)
@@ -70,8 +69,8 @@ def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.P
 
     def write_merged(out: pathlib.Path) -> None:
         save_pretrained(merge(runtime.model, bank, 1), out)
-        for name in _TOKENIZER:
-            if (source := runtime.config.model.folder / name).is_file():
+        for name in TOKENIZER:
+            if (source := tokenizer_folder(runtime.config.model) / name).is_file():
                 shutil.copy(source, out / name)
 
     return write_merged
@@ -86,6 +85,6 @@ def composed_gate(runtime: Runtime, mixture: Mixture) -> Gate:
     """The gate of the policy `composed`; where the trained one was not kept, it always takes the best adapter's slot."""
     routing = read_routing(runtime, mixture.slots)
     if routing["kept"]:
-        return load_gate(runtime.workdir.path("gate/gate.safetensors"))
+        return load_gate(runtime.workdir.local("gate/gate.safetensors"))
     slot = mixture.slots.index(routing["composed"].removeprefix("adapter:"))
     return constant_gate(runtime.model.config, len(mixture.slots), slot)

@@ -136,7 +136,7 @@ def read_routing(runtime: Runtime, slots: Sequence[str]) -> dict[str, Any]:
     routing = runtime.workdir.read_json("gate/routing.json")
     if routing["slots"] != list(slots):
         raise InputError(
-            f"{runtime.workdir.root}/gate: its slots are {', '.join(routing['slots'])}, the trained adapters would make "
+            f"{runtime.workdir.place('gate')}: its slots are {', '.join(routing['slots'])}, the trained adapters would make "
             f"{', '.join(slots)}; compose these in another --workdir"
         )
     return routing
@@ -162,7 +162,7 @@ def find_policy(runtime: Runtime, name: str, mixture: Mixture | None) -> Policy:
             if name == "composed" and not routing["kept"]:
                 return dataclasses.replace(mixture.adapter(routing["composed"].removeprefix("adapter:")), name="composed")
             file = "gate.safetensors" if name == "composed" else "plain_gate.safetensors"
-            return mixture.gated(load_gate(runtime.workdir.path(f"gate/{file}")), name)
+            return mixture.gated(load_gate(runtime.workdir.local(f"gate/{file}")), name)
     adapters = [f"adapter:{c}" for c in mixture.capabilities] if mixture else []
     known = ["base", *adapters, *(["uniform", "constant", "router", "plain_gate", "composed"] if mixture else [])]
-    raise InputError(f"--policy={name}: no such policy in {runtime.workdir.root}; there are: {', '.join(known)}")
+    raise InputError(f"--policy={name}: no such policy in {runtime.workdir.place()}; there are: {', '.join(known)}")

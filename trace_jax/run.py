@@ -52,7 +52,7 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
         diagnose_workdir(runtime)
     retained = runtime.retained()
     if not retained:
-        raise InputError(f"no capability was retained: see {workdir.root}/diagnosis; more diagnosis.trials give a sharper picture")
+        raise InputError(f"no capability was retained: see {workdir.place('diagnosis')}; more diagnosis.trials give a sharper picture")
     stages = plan(config, len(retained)) | later
     runtime.plan(stages)
     with runtime.stage("synthesize"):
@@ -73,7 +73,7 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
         runtime.plan(stages | {"baseline": budget} | later)
         with runtime.stage("baseline"):
             train_on_target(runtime, budget)
-    workdir.produce("report.html", lambda _: report.write_report(workdir))
+    workdir.processes.agree(lambda: report.write_report(workdir))
     return environments
 
 
@@ -86,5 +86,5 @@ def main(arguments: Arguments) -> None:
     with open_runtime(arguments) as runtime:
         environments = run(runtime)
     rich.console.Console().print(report.summary_table(arguments.workdir))
-    print(f"report: {arguments.workdir.root / 'report.html'}")
+    print(f"report: {arguments.workdir.place('report.html')}")
     require_finished(arguments.workdir, environments, NEEDS_ATTENTION)

@@ -60,7 +60,7 @@ def diagnosed(workdir: Workdir) -> bool:
 def _rollouts(workdir: Workdir) -> Iterable[Trajectory]:
     if not workdir.shards("base", "train"):
         raise InputError(
-            f"{workdir.root}: no rollouts to diagnose; run trace-jax rollout --policy=base --split=train, or give --results=FILE"
+            f"{workdir.place()}: no rollouts to diagnose; run trace-jax rollout --policy=base --split=train, or give --results=FILE"
         )
     return workdir.read_shards("base", "train")
 
@@ -95,7 +95,7 @@ def _diagnose(
         seed=config.seed,
         blind=settings.blind,
         write=workdir.write_bytes if workdir else None,
-        previous=decode_selection(workdir.read_json(_SELECTION), str(workdir.root / _SELECTION)) if earlier else (),
+        previous=decode_selection(workdir.read_json(_SELECTION), workdir.place(_SELECTION)) if earlier else (),
     )
 
 
