@@ -136,6 +136,22 @@ def test_the_plan_is_what_is_rolled_out(reference, config):
     assert spent["train"]["rollouts"] + spent["compose"]["rollouts"] == pytest.approx(stages["train"] + stages["compose"], rel=0.15)
 
 
+def test_steps_in_a_bucket_leave_the_files_of_a_local_run(reference, config, checkpoint, tmp_path, monkeypatch):
+    with gcs.server() as url:
+        for name, value in gcs.SETTINGS.items():
+            monkeypatch.setenv(name, value.format(url))
+        bucket = gcs.Bucket()
+        address, model = f"{bucket.url}/runs/one", f"--config.model.path={bucket.upload(checkpoint, 'model')}"
+        words = [f"--workdir={address}", f"--config={config}", model]
+        assert cli.main(["rollout", "--policy=base", "--split=train", *words]) == 0
+        assert cli.main(["diagnose", *words]) == 0 and cli.main(["report", f"--workdir={address}"]) == 0
+        with Workdir.open(address, lock=False) as workdir:
+            assert workdir.exists("report.html")
+            for name in ("rollouts/base/train/00000.jsonl.zst", "diagnosis/selected_capabilities.json"):
+                assert workdir.read_bytes(name) == (reference / name).read_bytes()
+
+
+@pytest.mark.slow
 def test_a_run_in_a_bucket_finds_the_same_whatever_the_network_does(reference, config, checkpoint, tmp_path, monkeypatch):
     with faulty_gcs.proxy(tmp_path / "objects") as proxy:
         for name, value in gcs.SETTINGS.items():
