@@ -147,7 +147,7 @@ def test_steps_in_a_bucket_leave_the_files_of_a_local_run(reference, config, che
         assert cli.main(["diagnose", *words]) == 0 and cli.main(["report", f"--workdir={address}"]) == 0
         with Workdir.open(address, lock=False) as workdir:
             assert workdir.exists("report.html")
-            for name in ("rollouts/base/train/00000.jsonl.zst", "diagnosis/selected_capabilities.json"):
+            for name in ("rollouts/base/train/00000.jsonl.zst", "diagnosis/runs/run_10.json"):
                 assert workdir.read_bytes(name) == (reference / name).read_bytes()
 
 
