@@ -2,7 +2,7 @@
 
     base rollouts -> diagnose -> synthesise -> train -> compose -> evaluate -> report
 
-Every step finds what it has done already in the workdir. The order below is the whole method.
+Every step finds what it has done already in the workdir. The order below is the whole method; `--rounds` repeats it (`trace_jax.rounds`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from trace_jax.diagnose.command import diagnose_workdir, diagnosed
 from trace_jax.errors import InputError
 from trace_jax.evaluate import evaluate_all
 from trace_jax.rollout import roll_out_train_split
+from trace_jax.rounds import improve, plan_rounds, tell_rounds
 from trace_jax.runtime import Runtime, open_runtime, plan
 from trace_jax.spent import rollouts_of_steps
 from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, require_finished, synthesize_all
@@ -84,7 +85,11 @@ def main(arguments: Arguments) -> None:
       Unfinished: a capability needs attention; all else is done.
     """
     with open_runtime(arguments) as runtime:
-        environments = run(runtime)
+        later = plan_rounds(runtime.config, arguments.rounds)
+        runtime.plan(runtime.stages | later)
+        environments = run(runtime, later)
+        environments |= improve(runtime, arguments.rounds)
     rich.console.Console().print(report.summary_table(arguments.workdir))
+    print("".join(f"{line}\n" for line in tell_rounds(arguments.workdir)), end="")
     print(f"report: {arguments.workdir.root / 'report.html'}")
     require_finished(arguments.workdir, environments, NEEDS_ATTENTION)
