@@ -37,33 +37,56 @@ def binary() -> Path:
     return path
 
 
-@contextlib.contextmanager
-def server() -> Iterator[str]:
-    """The address of a running emulator."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [binary(), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port), "-log-level", "error"]
-    # without its public address it sends clients elsewhere for the content of objects
-    process = subprocess.Popen(
-        [*command, "-external-url", url, "-public-host", f"127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    try:
+class Emulator:
+    """The server as a process, which may be killed and started again.
+
+    Args:
+      folder: where the objects lie; without, in its memory.
+      public: the address that clients know, if something stands between.
+    """
+
+    def __init__(self, folder: Path | None = None, public: str | None = None):
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        backend = ["-backend", "memory"] if folder is None else ["-backend", "filesystem", "-filesystem-root", folder]
+        self._command = [binary(), "-scheme", "http", *backend, "-host", "127.0.0.1", "-port", str(self._port), "-log-level", "error"]
+        # without its public address it sends clients elsewhere for the content of objects
+        public = public or self.url
+        self._command += ["-external-url", public, "-public-host", public.removeprefix("http://")]
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 20
         while True:
             try:
-                urllib.request.urlopen(f"{url}/storage/v1/b?project=test", timeout=5).close()
-                break
+                urllib.request.urlopen(f"{self.url}/storage/v1/b?project=test", timeout=5).close()
+                return
             except OSError as error:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    process.kill()
-                    raise RuntimeError(f"the emulator did not start: {process.communicate()[1].decode()}") from error
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self._process.kill()
+                    raise RuntimeError(f"the emulator did not start: {self._process.communicate()[1].decode()}") from error
                 time.sleep(0.05)
-        yield url
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextlib.contextmanager
+def server(folder: Path | None = None) -> Iterator[str]:
+    """The address of a running emulator."""
+    emulator = Emulator(folder)
+    emulator.start()
+    try:
+        yield emulator.url
     finally:
-        process.kill()
-        process.communicate()
+        emulator.kill()
 
 
 class Bucket:

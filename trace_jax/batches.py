@@ -95,7 +95,7 @@ class Batches:
         if index in self._workdir.shards(folder, split):
             found = list(self._workdir.read_shards(folder, split, [index]))
             if [(t.environment, t.seed, t.trial) for t in found] != [(t.package.name, t.seed, t.trial) for t in tasks]:
-                where = self._workdir.root / "rollouts" / policy_name(folder) / split
+                where = self._workdir.place(f"rollouts/{policy_name(folder)}/{split}")
                 raise InputError(f"{where}/{index:05d}.jsonl.zst holds other tasks than asked for; remove that folder and run again")
             self._progress.advance(len(found), earlier=True)
             return Batch(lambda: (found, 0.0), lambda: None)

@@ -186,7 +186,7 @@ COMMANDS = {
 # every flag of a command: how absl defines it, its default, for a choice what there is, and its help
 FLAGS = {
     "config": (flags.DEFINE_string, None, "a name in configs/, or PATH.py; left out, the workdir's"),
-    "workdir": (flags.DEFINE_string, None, "folder that the run lives in"),
+    "workdir": (flags.DEFINE_string, None, "where the run lives: a folder, or gs://BUCKET/PREFIX"),
     "results": (flags.DEFINE_list, [], "result files of one domain each, with commas between"),
     "against": (flags.DEFINE_string, None, "workdir of another diagnosis of the same trajectories, to compare the labels with"),
     "intersect": (flags.DEFINE_bool, False, "compare result files on the tasks that they share, instead of refusing others"),
@@ -414,7 +414,7 @@ def _complain(message: str, code: int) -> int:
 
 def _crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
     if _disk_full(error):
-        place = f" ({workdir.root})" if workdir else ""
+        place = f" ({workdir.place()})" if workdir else ""
         return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
     log = _log_traceback(workdir, argv)
     first = "; if another process of the run ended before, it says why" if workdir and workdir.processes.count > 1 else ""
@@ -440,10 +440,12 @@ def _disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def _log_traceback(workdir: Workdir | None, argv: list[str]) -> pathlib.Path:
+def _log_traceback(workdir: Workdir | None, argv: list[str]) -> str:
+    """Where the traceback is."""
     index = workdir.processes.index if workdir else 0
-    path = (workdir.root if workdir else pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-"))) / f"error{f'-{index}' if index else ''}.log"
+    name = f"error{f'-{index}' if index else ''}.log"
+    path = workdir.log(name) if workdir else pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-")) / name
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     with path.open("a") as file:
         file.write(redact(f"{now}  trace-jax {' '.join(argv)}\n{traceback.format_exc()}\n"))
-    return path
+    return workdir.place(name) if workdir else str(path)

@@ -234,5 +234,5 @@ def main(arguments: Arguments) -> None:
     console = rich.console.Console()
     console.print(comparison_table(result))
     print_leaks(result["leak"], console)
-    print(f"curves: {arguments.workdir.root / 'evaluation'}, comparison.json and score_against_*.svg")
+    print(f"curves: {arguments.workdir.place('evaluation')}, comparison.json and score_against_*.svg")
     require_finished(arguments.workdir, environments, NEEDS_ATTENTION)

@@ -92,7 +92,7 @@ def evaluate(runtime: Runtime, name: str, mixture: Mixture | None) -> dict[str, 
 def _read_again(runtime: Runtime, path: str, name: str, tasks: Sequence[Task]) -> dict[str, Any]:
     """What an earlier run found, if it was on the tasks as they are now."""
     found = runtime.workdir.read_json(path)
-    refuse_other_tasks(found, {"provenance": provenance(tasks)}, (f"{runtime.workdir.root / path}", "the target as it is now"), _fix(name))
+    refuse_other_tasks(found, {"provenance": provenance(tasks)}, (runtime.workdir.place(path), "the target as it is now"), _fix(name))
     return found
 
 

@@ -59,7 +59,7 @@ def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.P
     """What writes the folder, everything that it needs being there."""
     if kind in ("composed", "gate"):
         if (mixture := trained_mixture(runtime)) is None:
-            raise InputError(f"nothing is trained in {runtime.workdir.root}; run trace-jax run first")
+            raise InputError(f"nothing is trained in {runtime.workdir.place()}; run trace-jax run first")
         gate = gate_of(runtime, mixture)
         if kind == "gate":
             return lambda out: save_gate_update(runtime.config.model.folder, gate, out)

@@ -51,21 +51,22 @@ def used_tasks(workdir: Workdir) -> dict[str, set[Task]]:
 
     def read() -> dict[str, list[Task]]:
         used: dict[str, set[Task]] = {}
-        if (workdir.root / MINED).exists() and (mined := workdir.read_json(MINED))["results"]:  # else it is of rollouts/base/train
+        if workdir.exists(MINED) and (mined := workdir.read_json(MINED))["results"]:  # else it is of rollouts/base/train
             used["diagnosis"] = {(environment, task) for environment, task in mined["tasks"]}
-        for path in sorted((workdir.root / "rollouts").glob("*/*/*.jsonl.zst")):
-            if path.parent.name != EVALUATION and not path.name.startswith("."):
-                used.setdefault(path.parent.relative_to(workdir.root).as_posix(), set()).update(_tasks_of_shard(path))
+        for name in workdir.list("rollouts"):
+            folder, _, file = name.rpartition("/")
+            if file.endswith(".jsonl.zst") and not folder.endswith(f"/{EVALUATION}"):
+                used.setdefault(folder, set()).update(_tasks_of_shard(workdir.read_bytes(name), workdir.place(name)))
         return {where: sorted(tasks) for where, tasks in used.items()}
 
     return {where: {(e, t) for e, t in tasks} for where, tasks in workdir.processes.agree(read).items()}
 
 
-def _tasks_of_shard(path: pathlib.Path) -> set[Task]:
+def _tasks_of_shard(data: bytes, path: str) -> set[Task]:
     """The tasks of a shard, from the heads of its lines: its tokens are not parsed."""
     heads = set()
     try:
-        with zstandard.ZstdDecompressor().stream_reader(path.read_bytes()) as stream:
+        with zstandard.ZstdDecompressor().stream_reader(data) as stream:
             for line in io.BufferedReader(stream):
                 head = _HEAD.match(line)
                 if head is None:

@@ -37,7 +37,7 @@ class Metrics:
         if not workdir.processes.leads:
             return
         # the names of event files are unique to the second only
-        self._writer = EventsWriter(str(workdir.path(f"events/{folder}/events")), f".{os.getpid()}.{step}")
+        self._writer = EventsWriter(str(workdir.log(f"events/{folder}/events")), f".{os.getpid()}.{step}")
         self._event = Event
         if step:  # TensorBoard drops what it has of this step and later ones
             self._writer.write_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))

@@ -135,7 +135,7 @@ def read_routing(runtime: Runtime, slots: Sequence[str]) -> dict[str, Any]:
     routing = runtime.workdir.read_json("gate/routing.json")
     if routing["slots"] != list(slots):
         raise InputError(
-            f"{runtime.workdir.root}/gate: its slots are {', '.join(routing['slots'])}, the trained adapters would make "
+            f"{runtime.workdir.place('gate')}: its slots are {', '.join(routing['slots'])}, the trained adapters would make "
             f"{', '.join(slots)}; compose these in another --workdir"
         )
     return routing
@@ -144,7 +144,7 @@ def read_routing(runtime: Runtime, slots: Sequence[str]) -> dict[str, Any]:
 def composed_gate(runtime: Runtime, routing: Mapping[str, Any]) -> Gate | None:
     """The gate of the policy `composed`, None where that is a single adapter; `routing` is of `read_routing`."""
     file = {"gate": "gate.safetensors", "previous": "previous_gate.safetensors"}.get(routing["composed"])
-    return file and load_gate(runtime.workdir.path(f"gate/{file}"))
+    return file and load_gate(runtime.workdir.local(f"gate/{file}"))
 
 
 def find_policy(runtime: Runtime, name: str, mixture: Mixture | None) -> Policy:
@@ -165,11 +165,11 @@ def find_policy(runtime: Runtime, name: str, mixture: Mixture | None) -> Policy:
             if name == "constant":
                 return mixture.constant(routing["constant_scale"])
             if name == "plain_gate":
-                return mixture.gated(load_gate(runtime.workdir.path("gate/plain_gate.safetensors")), name)
+                return mixture.gated(load_gate(runtime.workdir.local("gate/plain_gate.safetensors")), name)
             gate = composed_gate(runtime, routing)
             if gate is None:
                 return dataclasses.replace(mixture.adapter(routing["composed"].removeprefix("adapter:")), name=name)
             return mixture.gated(gate, name)
     adapters = [f"adapter:{c}" for c in mixture.capabilities] if mixture else []
     known = ["base", *adapters, *(["uniform", "constant", "router", "plain_gate", "composed"] if mixture else [])]
-    raise InputError(f"--policy={name}: no such policy in {runtime.workdir.root}; there are: {', '.join(known)}")
+    raise InputError(f"--policy={name}: no such policy in {runtime.workdir.place()}; there are: {', '.join(known)}")

@@ -49,11 +49,13 @@ class Round:
     Attributes:
       runtime: over the round's workdir.
       shared: the names in that workdir that are an earlier round's, and where these are in the workdir of the run.
+      refused: capabilities for which this round, or one before, had no usable environment.
     """
 
     number: int
     runtime: Runtime
     shared: Mapping[str, str]
+    refused: tuple[str, ...]
 
     def place(self, name: str) -> str:
         """Where a file or folder of the round is in the workdir of the run."""
@@ -76,8 +78,9 @@ def improve(runtime: Runtime, rounds: int) -> dict[str, dict[str, Any]]:
     environments: dict[str, dict[str, Any]] = {}
     if rounds == 1:
         return environments
-    last = Round(1, runtime, {})
-    _note(runtime.workdir, {"round": 1, "new": last.slots[1:], "still_lacking": [], "unusable": []} | _agent(last))
+    slots = runtime.workdir.read_json(_ROUTING)["slots"]
+    last = Round(1, runtime, {}, tuple(c for c in runtime.retained() if c not in slots))
+    _note(runtime.workdir, {"round": 1, "new": slots[1:], "still_lacking": [], "unusable": list(last.refused)} | _agent(last))
     for number in range(2, rounds + 1):
         now, entry, found = _play(runtime, last, number)
         environments |= found
@@ -105,8 +108,10 @@ def _play(runtime: Runtime, last: Round, number: int) -> tuple[Round | None, dic
             roll_out_train_split(part, previous, earlier=(number - 1) * config.diagnosis.trials)
         with part.stage("diagnose"):
             diagnose_workdir(part)
-        new = [capability for capability in part.retained() if capability not in last.slots]
-        entry = {"round": number, "new": [], "still_lacking": _still_lacking(part.workdir, last.slots), "unusable": new}
+        lacking = [capability for capability in part.retained() if capability not in last.slots]
+        # the library's environment of a capability is as usable as it was, since it is the base that it is calibrated on
+        new = lacking if config.generator == "llm" else [c for c in lacking if c not in last.refused]
+        entry = {"round": number, "new": [], "still_lacking": _still_lacking(inner, last.slots), "unusable": lacking}
         environments: dict[str, dict[str, Any]] = {}
         if new:
             _plan(runtime, part, number, len(last.slots) - 1, len(new))
@@ -127,26 +132,26 @@ def _play(runtime: Runtime, last: Round, number: int) -> tuple[Round | None, dic
         with part.stage("evaluate"):
             _evaluate(part, last)
         inner.produce("report.html", lambda _: write_report(inner))
-    now = Round(number, part, shared)
+    refused = [capability for capability in lacking if capability not in usable]
+    now = Round(number, part, shared, tuple(dict.fromkeys([*last.refused, *refused])))
     paired = compare_evaluations(before.read_json(_COMPOSED), inner.read_json(_COMPOSED)).to_json() if before.exists(_COMPOSED) else None
-    entry |= {"new": usable, "unusable": [c for c in new if c not in usable]}
+    entry |= {"new": usable, "unusable": refused}
     return now, entry | _agent(now) | {"paired": paired}, environments
 
 
 def share(last: Round) -> dict[str, str]:
     """What the next round has from the last one and those before: names in its workdir to names in that of the run.
 
-    That is adapters and environments, what an LLM was asked, and of the rollouts those of old slots on old environments, of the base on the
-    held-out tasks, and of the old agent, `previous` from now on, on the unseen seeds of the environments.
+    That is adapters and environments, and of the rollouts those of old slots on old environments, of the base on the held-out tasks, and of
+    the old agent, `previous` from now on, on the unseen seeds of the environments.
     """
     workdir = last.runtime.workdir
     old, routing = last.slots[1:], workdir.read_json(_ROUTING)
-    names = {name: name for name in ("agents", "rollouts/base/heldout")}
-    names |= {name: name for entry in workdir.read_json(_SELECTION) for name in [f"environments/{entry['skill']}"]}
+    names = {"rollouts/base/heldout": "rollouts/base/heldout"}
     for capability in old:
         folders = ["base", *(policy_name(f"adapter:{c}") for c in old)]
         cells = [f"rollouts/{folder}/{kind}-{capability}" for folder in folders for kind in ("gate", "selection")]
-        names |= {name: name for name in (f"adapters/{capability}", *cells)}
+        names |= {name: name for name in (f"adapters/{capability}", f"environments/{capability}", *cells)}
         names[f"rollouts/previous/selection-{capability}"] = f"rollouts/{policy_name(routing['composed'])}/selection-{capability}"
     return {name: last.place(source) for name, source in names.items() if workdir.exists(source)}
 

@@ -53,7 +53,7 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
         diagnose_workdir(runtime)
     retained = runtime.retained()
     if not retained:
-        raise InputError(f"no capability was retained: see {workdir.root}/diagnosis; more diagnosis.trials give a sharper picture")
+        raise InputError(f"no capability was retained: see {workdir.place('diagnosis')}; more diagnosis.trials give a sharper picture")
     stages = plan(config, len(retained)) | later
     runtime.plan(stages)
     with runtime.stage("synthesize"):
@@ -91,5 +91,5 @@ def main(arguments: Arguments) -> None:
         environments |= improve(runtime, arguments.rounds)
     rich.console.Console().print(report.summary_table(arguments.workdir))
     print("".join(f"{line}\n" for line in tell_rounds(arguments.workdir)), end="")
-    print(f"report: {arguments.workdir.root / 'report.html'}")
+    print(f"report: {arguments.workdir.place('report.html')}")
     require_finished(arguments.workdir, environments, NEEDS_ATTENTION)

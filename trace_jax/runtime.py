@@ -142,7 +142,7 @@ class Runtime:
         self.progress.print(escape(pool.describe()))
         if self.processes.leads:  # not agreed upon: a pool is made when a process first needs one, maybe by a thread of its own
             record = {"mode": pool.sandbox, "layers": layers, "missing": missing}
-            self.workdir.path("sandbox.json").write_text(json.dumps(record, indent=2) + "\n")
+            self.workdir.log("sandbox.json").write_text(json.dumps(record, indent=2) + "\n")
         return pool
 
     @functools.cached_property
@@ -199,7 +199,7 @@ class Runtime:
             return self.jax_engine
         if self.config.rollout.engine == "sgl_jax":
             return sgl_jax_engine(self.config, self.local_model)
-        folder = self.workdir.path(f"servers/{self.processes.index}")
+        folder = self.workdir.log(f"servers/{self.processes.index}")
         return sglang_engine(self.config, self.local_model, self.processes, folder, lambda text: self.progress.advance(0, text))
 
     @functools.cached_property
@@ -277,14 +277,16 @@ class Runtime:
           InputError: there is none, or it was changed since it was certified.
         """
         if capability not in self._environments:
-            folder = self.workdir.root / "environments" / capability
-            certificate = self.workdir.read_json(f"environments/{capability}/certificate.json")
+            folder = f"environments/{capability}"
+            certificate = self.workdir.read_json(f"{folder}/certificate.json")
             try:
-                package = load_package(folder)
+                package = load_package(self.workdir.local(folder))
             except PackageError as error:
                 raise InputError(str(error)) from error
             if package.digest != certificate["digest"]:
-                raise InputError(f"{folder}: changed since it was certified; remove it and run trace-jax synthesize again")
+                raise InputError(
+                    f"{self.workdir.place(folder)}: changed since it was certified; remove it and run trace-jax synthesize again"
+                )
             self._environments[capability] = package
         return self._environments[capability]
 
@@ -314,7 +316,7 @@ class Runtime:
         usable = [c for c in calibrated if self.calibration(c)["usable"]]
         if not usable:
             raise InputError(
-                f"{self.workdir.root}/environments: no usable environment; run trace-jax synthesize, "
+                f"{self.workdir.place('environments')}: no usable environment; run trace-jax synthesize, "
                 "or see why in calibration.json and certificate.json"
             )
         return usable
@@ -449,7 +451,7 @@ class Runtime:
         if step not in self._profiled:
             yield
             return
-        with jax.profiler.trace(str(self.workdir.path(f"profile/{folder}/{step:05d}"))):
+        with jax.profiler.trace(str(self.workdir.log(f"profile/{folder}/{step:05d}"))):
             yield
 
 
@@ -467,7 +469,7 @@ def open_runtime(arguments: Arguments, stage: str | None = None, rollouts: float
     processes = arguments.workdir.processes
     with contextlib.ExitStack() as stack:
         name = f"stall{f'-{processes.index}' if processes.index else ''}.log"
-        stall_log = stack.enter_context(arguments.workdir.path(name).open("a"))
+        stall_log = stack.enter_context(arguments.workdir.log(name).open("a"))
         console = Console(stderr=True, quiet=not processes.leads)
         progress = stack.enter_context(Progress(stages, stall_log=stall_log, console=console))
         profiled = _steps(arguments.profile_steps)

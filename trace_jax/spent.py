@@ -49,7 +49,7 @@ def rollouts_of_steps(workdir: Workdir) -> int:
 
 def _shards(workdir: Workdir) -> Iterator[tuple[str, str, dict[str, int]]]:
     """(folder, split, what its manifest says) of every shard."""
-    for name in workdir.list("rollouts"):
+    for name in workdir.list("rollouts", own=True):
         if name.endswith("/manifest.json"):
             _, folder, split, _ = name.split("/")
             for shard in workdir.read_json(name)["shards"].values():

@@ -120,7 +120,7 @@ def run_grpo(
             begun.append(runtime.batches.begin(policy(state), shards, "training", iteration, tasks(iteration)))
 
     keep = max(config.train.keep_checkpoints, lag + 1)  # those under which a run that goes on begins its first batches
-    with contextlib.closing(Checkpoints(workdir.path(f"{folder}/checkpoints"), keep=keep)) as checkpoints:
+    with contextlib.closing(Checkpoints(workdir.address(f"{folder}/checkpoints"), keep=keep)) as checkpoints:
         record = {"iteration": 0, "rewards": []}
         if (found := _restored(checkpoints, state)) is not None:
             state, record = found.state, found.record
@@ -206,13 +206,13 @@ def load_adapter(runtime: Runtime, capability: str) -> AdapterBank:
     Raises:
       InputError: it has not been trained in this workdir, or its folder is damaged.
     """
-    folder = runtime.workdir.root / "adapters" / capability
-    if not runtime.workdir.exists(f"adapters/{capability}/summary.json"):
-        raise InputError(f"adapter {capability!r} is not trained in {runtime.workdir.root}; run trace-jax train --capability={capability}")
+    workdir, folder = runtime.workdir, f"adapters/{capability}"
+    if not workdir.exists(f"{folder}/summary.json"):
+        raise InputError(f"adapter {capability!r} is not trained in {workdir.place()}; run trace-jax train --capability={capability}")
     try:
-        return load_peft(folder / "hf", runtime.model.config)
+        return load_peft(workdir.local(f"{folder}/hf"), runtime.model.config)
     except CheckpointError as error:
-        raise InputError(f"{error}; remove {folder / 'summary.json'} and run trace-jax train --capability={capability}") from error
+        raise InputError(f"{error}; remove {workdir.place(f'{folder}/summary.json')} and run trace-jax train again") from error
 
 
 @functools.lru_cache(maxsize=1)

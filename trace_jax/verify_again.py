@@ -67,7 +67,7 @@ def find_verifiers(arguments: Arguments) -> dict[str, Verifier]:
         found[target.name] = Verifier(target, target.resolve_knobs(config.target.knobs), {})
     try:
         for capability in [arguments.capability] if arguments.capability else capabilities:
-            package = load_package(workdir.root / "environments" / capability)
+            package = load_package(workdir.local(f"environments/{capability}"))
             found[package.name] = Verifier(package, package.resolve_knobs(), _calibrations(workdir, capability, package))
         return found if arguments.package is None else _changed(found, load_package(arguments.package))
     except PackageError as error:
@@ -180,7 +180,7 @@ def main(arguments: Arguments) -> None:
     arguments.workdir.write_json(FILE, found)
     for line in _lines(found):
         print(line)
-    print(f"all of them are in {arguments.workdir.root / FILE}")
+    print(f"all of them are in {arguments.workdir.place(FILE)}")
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

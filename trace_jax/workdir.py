@@ -1,8 +1,9 @@
-"""The folder that a run lives in: whatever is in it is whole, and the same command goes on from there.
+"""The place that a run lives in: whatever is in it is whole, and the same command goes on from there.
 
-Files are written under another name, synced, and renamed, so that a crash at any moment leaves the old file or the new one. Trajectories go
-to shards, listed in a manifest that is written last: a shard that the manifest does not list does not exist. One run at a time holds the
-workdir, by a lock that the kernel drops when its owner dies. The layout below it belongs to the steps; names are relative, with `/`.
+A workdir is a local folder or `gs://bucket/prefix`; `trace_jax.stores` has both, with the same promises: a file is the old one or the new
+one, whatever happens while it is written, and one run at a time holds the workdir. Trajectories go to shards, listed in a manifest that
+is written last: a shard that the manifest does not list does not exist. The layout below it belongs to the steps; names are relative,
+with `/`.
 
 A run of several processes has one workdir. Process 0 writes and answers for all (see `trace_jax.processes`), each writes its part of a
 shard, and all read the shards.
@@ -11,40 +12,40 @@ shard, and all read the shards.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import errno
-import fcntl
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
 import re
-import socket
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+import google_crc32c
 
 from trace_jax.config import ROOT, Config, changed_fields
 from trace_jax.errors import InputError
 from trace_jax.processes import ALONE, Processes
+from trace_jax.stores import Store, open_store
 
-_LOCK, _TEMPORARY = ".lock", ".tmp-"
+_SHARED = "shared.json"  # of a workdir within another: {"levels": folders up to that one, "names": {name here: name there}}
 _RESULTS = ("agents", "rollouts", "diagnosis", "environments", "adapters", "gate", "evaluation")
 _PACKAGES = ("trace-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
 class Workdir:
-    """A local workdir; open it with `Workdir.open`, in a `with` block, so that its lock is given back.
+    """A workdir; open it with `Workdir.open`, in a `with` block, so that it is given back.
 
     Attributes:
-      root: the absolute folder.
       config: the run's config, None when it was opened without one and holds none yet.
       processes: that have it open together; all of them call its methods, in the same order.
     """
 
-    def __init__(self, root: pathlib.Path, config: Config | None = None, lock: int | None = None, processes: Processes = ALONE):
-        self.root, self.config, self._lock, self.processes = root, config, lock, processes
+    def __init__(self, store: Store, config: Config | None = None, processes: Processes = ALONE, outer: Workdir | None = None):
+        self.config, self.processes = config, processes
+        self._store, self._outer, self._shared = store, outer, {}
+        self._held = store  # what is to be given back: a workdir that was opened by itself may lie in another, which is held for it
 
     @classmethod
     def open(
@@ -59,6 +60,7 @@ class Workdir:
         """Makes the workdir, or opens the one that an earlier run left.
 
         Args:
+          path: a folder, or `gs://bucket/prefix`.
           config: what the run is asked to do; None takes what the workdir holds.
           resume: False refuses a workdir that a run has used.
           lock: False only reads and writes beside a run that holds the workdir.
@@ -66,30 +68,23 @@ class Workdir:
         Raises:
           InputError: another run holds it, it belongs to another config (the field is named), or it is no workdir.
         """
-        workdir = cls(local_folder(path), config, None, processes)
-
-        def begin() -> None:
-            workdir.root.mkdir(parents=True, exist_ok=True)
-            workdir._lock = _acquire(workdir.root) if lock else None
-
+        workdir = cls(open_store(path), config, processes)
         try:
-            processes.agree(begin)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
-            raise InputError(f"--workdir={path}: {error.strerror}; give a folder that can be written") from error
-        try:
+            processes.agree(workdir._store.make)
+            workdir._find_outer()
+            if lock:
+                processes.agree(workdir._held.hold)
             workdir._adopt(config, resume, write=lock)
             if lock:
-                processes.agree(workdir._sweep)
+                processes.agree(workdir._store.sweep)
         except BaseException:
             workdir.close()
             raise
         return workdir
 
     def close(self) -> None:
-        """Gives the lock back; the workdir may then be opened by another run."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Gives it back; the workdir may then be opened by another run."""
+        self._held.close()
 
     def __enter__(self) -> Workdir:
         return self
@@ -97,53 +92,83 @@ class Workdir:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> pathlib.Path:
-        """Has `write` write the file or folder of a name, and returns its path; for libraries with formats of their own."""
-        path = self.path(name)
+    def place(self, name: str = "") -> str:
+        """Where people find the workdir, or a file or folder of it: a path, or an address in a bucket."""
+        if (there := self._of_outer(name)) is not None:
+            return self._outer.place(there)
+        return f"{self._store.address}/{name}" if name else self._store.address
+
+    # the same to libraries that write to either: orbax
+    address = place
+
+    def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:
+        """Has `write(path)` write the file or folder of a name; for libraries with formats of their own."""
 
         def produced() -> None:
-            write(path)
+            self._store.produce(name, write)
 
         self.processes.agree(produced)
-        return path
 
-    def within(self, name: str, shared: Iterable[str] = ()) -> Workdir:
-        """A folder of this workdir as a workdir of its own, held by the same run.
+    def local(self, name: str) -> pathlib.Path:
+        """A file or folder of this machine with what the name holds, for libraries to read; there may be none."""
+        there = self._of_outer(name)
+        return self._store.local(name) if there is None else self._outer.local(there)
+
+    def log(self, name: str) -> pathlib.Path:
+        """A file or folder of this machine that this process alone writes, little by little. A bucket gets a copy now and then, and a last
+        one with `close`."""
+        return self._store.log(name)
+
+    def remove(self, name: str) -> None:
+        """Removes a file or a folder."""
+        self.processes.agree(lambda: self._store.remove(name))
+
+    def within(self, name: str, shared: Iterable[str] | Mapping[str, str] = ()) -> Workdir:
+        """A folder of this workdir as a workdir of its own, held by the same run. Later it may be opened by itself.
 
         Args:
-          shared: names of folders of this one that are linked into it.
+          shared: names of folders that are this one's, as far as they are there, and are only read; with the names that they have here
+            where these are others.
         """
-        inner = Workdir(self.path(name), self.config, None, self.processes)
+        wanted = shared if isinstance(shared, Mapping) else {folder: folder for folder in shared}
+        inner = Workdir(self._store.at(name), self.config, self.processes, outer=self)
+        inner._shared = inner._read_shared()
 
-        def link() -> None:
-            inner.root.mkdir(exist_ok=True)
-            for folder in shared:
-                path, goal = inner.path(folder), self.root / folder
-                if not path.is_symlink() and goal.is_dir():
-                    path.symlink_to(os.path.relpath(goal, path.parent), target_is_directory=True)
+        def share() -> None:
+            inner._store.make()
+            found = {here: there for here, there in wanted.items() if self.exists(there) and not inner._store.exists(here)}
+            if names := {here: there for here, there in sorted(found.items()) if here not in inner._shared}:
+                names = {**inner._shared, **names}
+                inner.write_json(_SHARED, {"levels": len(pathlib.PurePosixPath(name).parts), "names": names})
+            if not inner._store.exists("config.json") and self.exists("config.json"):
+                inner.write_json("config.json", self.read_json("config.json"))
 
-        self.processes.agree(link)
+        self.processes.agree(share)
+        inner._shared = inner._read_shared()
         return inner
-
-    def path(self, name: str) -> pathlib.Path:
-        """The local path of a name, its parent folders made."""
-        parts = pathlib.PurePosixPath(name)
-        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            raise ValueError(f"{name!r} is not a name inside a workdir")
-        path = self.root / parts
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
 
     def exists(self, name: str) -> bool:
         """Whether there is a file or folder of that name."""
-        return self.processes.agree(lambda: (self.root / name).exists())
 
-    def list(self, name: str = "") -> list[str]:
-        """The names of all files below a folder, sorted; empty where there is no such folder."""
+        def found() -> bool:
+            if (there := self._of_outer(name)) is not None:
+                return self._outer.exists(there)
+            return self._store.exists(name) or any(folder.startswith(f"{name}/") for folder in self._shared)
+
+        return self.processes.agree(found)
+
+    def list(self, name: str = "", *, own: bool = False) -> list[str]:
+        """The names of all files below a folder, sorted; empty where there is no such folder.
+
+        Args:
+          own: without what is another workdir's.
+        """
 
         def names() -> list[str]:
-            files = (path for path in (self.root / name).rglob("*") if path.is_file() and not path.name.startswith((_TEMPORARY, _LOCK)))
-            return sorted(path.relative_to(self.root).as_posix() for path in files)
+            if (there := self._of_outer(name)) is not None:
+                return [] if own else self._list_outer(name, there)
+            below = [pair for pair in self._shared.items() if not own and (not name or pair[0].startswith(f"{name}/"))]
+            return sorted({*self._store.list(name), *(file for pair in below for file in self._list_outer(*pair))})
 
         return self.processes.agree(names)
 
@@ -157,11 +182,11 @@ class Workdir:
         try:
             return json.loads(data)
         except ValueError as error:
-            raise InputError(f"{self.root / name}: not JSON ({error}); remove it and run its step again") from error
+            raise InputError(f"{self.place(name)}: not JSON ({error}); remove it and run its step again") from error
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Writes a whole file or, when it raises, leaves the old one as it was."""
-        self.processes.agree(lambda: _write(self.path(name), data))
+        self.processes.agree(lambda: self._store.write(name, data))
 
     def write_json(self, name: str, value: Any) -> None:
         """Writes readable JSON. Raises ValueError on NaN and infinity, which are none."""
@@ -170,7 +195,7 @@ class Workdir:
     def append_jsonl(self, name: str, record: dict[str, Any]) -> None:
         """Adds one line, whole or not at all; a line that a crash left torn is dropped first."""
         line = (json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n").encode()
-        self.processes.agree(lambda: _append(self.path(name), line))
+        self.processes.agree(lambda: self._store.append(name, line))
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
         """The records of a file, empty where there is none; a torn last line is left out.
@@ -186,7 +211,7 @@ class Workdir:
             try:
                 records.append(json.loads(line))
             except ValueError as error:
-                raise InputError(f"{self.root / name}, line {number}: not JSON ({error}); remove the line") from error
+                raise InputError(f"{self.place(name)}, line {number}: not JSON ({error}); remove the line") from error
         return records
 
     def write_shard(self, policy: str, split: str, index: int, trajectories: Iterable[Any]) -> None:
@@ -203,11 +228,12 @@ class Workdir:
         data = encode_shard(trajectories)
         manifest = {name: entry for name, entry in self._manifest(folder).items() if _shard_index(name) != index}
         part = f"-{processes.index}of{processes.count}" if processes.count > 1 else ""
-        _write(self.path(f"{folder}/{index:05d}{part}.jsonl.zst"), data)
+        self._store.write(f"{folder}/{index:05d}{part}.jsonl.zst", data)
         sampled = sum(int(t.loss_mask.sum()) for t in trajectories if t.loss_mask is not None)
-        for number, (count, tokens, size) in enumerate(processes.gather(len(trajectories), sampled, len(data))):
+        gathered = processes.gather(len(trajectories), sampled, len(data), google_crc32c.value(data))
+        for number, figures in enumerate(gathered):
             part = f"-{number}of{processes.count}" if processes.count > 1 else ""
-            manifest[f"{index:05d}{part}"] = {"trajectories": count, "sampled_tokens": tokens, "bytes": size}
+            manifest[f"{index:05d}{part}"] = dict(zip(("trajectories", "sampled_tokens", "bytes", "crc32c"), figures, strict=True))
         self.write_json(f"{folder}/manifest.json", {"shards": dict(sorted(manifest.items()))})
 
     def shards(self, policy: str, split: str) -> list[int]:
@@ -230,26 +256,46 @@ class Workdir:
 
         parts = sorted((name for name in manifest if _shard_index(name) == index), key=lambda name: (len(name), name))
         for part in parts or [f"{index:05d}"]:
-            name = f"{folder}/{part}.jsonl.zst"
-            data = self._read(name)  # by every process: it is the largest of all that is read
-            if len(data) != manifest.get(part, {}).get("bytes"):
-                raise InputError(
-                    f"{self.root / name}: not the size that manifest.json says; remove {self.root / folder} and roll out again"
-                )
+            name, fix = f"{folder}/{part}.jsonl.zst", f"remove {self.place(folder)} and roll out again"
+            data, entry = self._read(name), manifest.get(part, {})  # by every process: it is the largest of all that is read
+            # manifests of old have no checksum
+            if len(data) != entry.get("bytes") or google_crc32c.value(data) != entry.get("crc32c", google_crc32c.value(data)):
+                raise InputError(f"{self.place(name)}: not the size and the crc32c that manifest.json says; {fix}")
             try:
-                yield from decode_shard(data, str(self.root / name))
+                yield from decode_shard(data, self.place(name))
             except TrajectoryError as error:
-                raise InputError(f"{error}; remove {self.root / folder} and roll out again") from error
+                raise InputError(f"{error}; {fix}") from error
 
     def _manifest(self, folder: str) -> dict[str, dict[str, int]]:
         name = f"{folder}/manifest.json"
         return self.read_json(name)["shards"] if self.exists(name) else {}
 
     def _read(self, name: str) -> bytes:
+        if (there := self._of_outer(name)) is not None:
+            return self._outer._read(there)
         try:
-            return (self.root / name).read_bytes()
+            return self._store.read(name)
         except FileNotFoundError as error:
-            raise InputError(f"{self.root / name}: no such file; the step that writes it has not run in this workdir") from error
+            raise InputError(f"{self.place(name)}: no such file; the step that writes it has not run in this workdir") from error
+
+    def _of_outer(self, name: str) -> str | None:
+        """The name in the workdir that this one lies in, of a file or folder that is that one's."""
+        found = (there + name[len(here) :] for here, there in self._shared.items() if name == here or name.startswith(f"{here}/"))
+        return next(found, None)
+
+    def _list_outer(self, here: str, there: str) -> list[str]:
+        """The files of a folder that is the outer workdir's, by their names here."""
+        return [here + file[len(there) :] for file in self._outer.list(there)]
+
+    def _find_outer(self) -> None:
+        """The workdir that this one lies in, where it shares something of it."""
+        if self.exists(_SHARED):
+            self._outer = Workdir(self._store.at("/".join([".."] * self.read_json(_SHARED)["levels"])), self.config, self.processes)
+            self._outer._find_outer()
+            self._held, self._shared = self._outer._held, self._read_shared()
+
+    def _read_shared(self) -> dict[str, str]:
+        return self.read_json(_SHARED)["names"] if self.exists(_SHARED) else {}
 
     def _adopt(self, config: Config | None, resume: bool = True, *, write: bool = False) -> None:
         """Takes the stored config, or stores the one given."""
@@ -258,41 +304,25 @@ class Workdir:
         else:
             stored = self.read_json("config.json")
             if not isinstance(stored, dict) or "config" not in stored:
-                raise InputError(f"{self.root / 'config.json'}: not written by trace-jax; give another --workdir")
+                raise InputError(f"{self.place('config.json')}: not written by trace-jax; give another --workdir")
             if not resume:
-                raise InputError(f"--workdir={self.root}: holds a run already; give another --workdir")
-            old = Config.from_json(stored["config"], str(self.root / "config.json"))
+                raise InputError(f"--workdir={self.place()}: holds a run already; give another --workdir")
+            old = Config.from_json(stored["config"], self.place("config.json"))
             self.config = config or old
-            kept = any((self.root / folder).is_dir() for folder in _RESULTS)  # a run that failed at its start may be begun otherwise
-            for name, before, now in changed_fields(old, self.config) if kept else ():
+            differing = list(changed_fields(old, self.config))
+            if differing and any(self.exists(folder) for folder in _RESULTS):  # a run that failed at its start may be begun otherwise
+                name, before, now = differing[0]
                 fix = f"give another --workdir, or --config.{name}={before}"
-                raise InputError(f"--workdir={self.root}: its run has config field {name!r} = {before}, asked for is {now}; {fix}")
+                raise InputError(f"--workdir={self.place()}: its run has config field {name!r} = {before}, asked for is {now}; {fix}")
         if self.config is not None and write and stored.get("config") != self.config.to_json():
             self.write_json("config.json", {"config": self.config.to_json(), **{k: v for k, v in stored.items() if k != "config"}})
-
-    def _sweep(self) -> None:
-        """Removes what writers left behind that were killed before the rename."""
-        for path in self.root.rglob(f"{_TEMPORARY}*"):
-            path.unlink(missing_ok=True)
-
-
-def local_folder(path: str | os.PathLike) -> pathlib.Path:
-    """The absolute folder of a `--workdir`.
-
-    Raises:
-      InputError: a `gs://` path, or one of another store.
-    """
-    if "://" in str(path):
-        raise InputError(f"--workdir={path}: this release works in local folders only; give a local path and copy it to the bucket")
-    return pathlib.Path(path).expanduser().absolute()
 
 
 def stored_config(path: str | os.PathLike) -> Config | None:
     """The config of a workdir, None where there is none; takes no lock and makes nothing."""
-    root = local_folder(path)
-    if not (root / "config.json").is_file():
-        return None
-    with contextlib.closing(Workdir(root)) as workdir:
+    with contextlib.closing(Workdir(open_store(path))) as workdir:
+        if not workdir.exists("config.json"):
+            return None
         workdir._adopt(None)
         return workdir.config
 
@@ -326,51 +356,6 @@ def _git(*command: str) -> str:
     return subprocess.run(["git", "-C", ROOT, *command], capture_output=True, text=True, timeout=20, check=True).stdout.strip()
 
 
-def _acquire(root: pathlib.Path) -> int:
-    """An open descriptor that holds the lock of the workdir; closing it, or dying, gives the lock back."""
-    descriptor = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        owner = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-        os.close(descriptor)
-        raise InputError(f"workdir {root} is in use by {owner}; wait for it, or give another --workdir") from error
-    os.ftruncate(descriptor, 0)
-    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-    os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()} since {now}\n".encode())
-    return descriptor
-
-
-def _write(path: pathlib.Path, data: bytes) -> None:
-    """The whole file, or when it raises the old one as it was."""
-    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _append(path: pathlib.Path, line: bytes) -> None:
-    """One more line, behind the last whole one."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        size = _whole_lines(descriptor)
-        os.ftruncate(descriptor, size)
-        try:
-            if os.pwrite(descriptor, line, size) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except BaseException:
-            os.ftruncate(descriptor, size)
-            raise
-    finally:
-        os.close(descriptor)
-
-
 def _shard_index(name: str) -> int:
     """3 of `00003` and of `00003-1of4`, a part."""
     return int(name.partition("-")[0])
@@ -381,24 +366,3 @@ def _shard_folder(policy: str, split: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][\w.:-]*", word):
             raise ValueError(f"{word!r} cannot name a folder of rollouts")
     return f"rollouts/{policy_name(policy)}/{split}"
-
-
-def _sync_folder(path: pathlib.Path) -> None:
-    """Makes a rename survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _whole_lines(descriptor: int) -> int:
-    """The size of the file up to its last newline."""
-    stop = os.fstat(descriptor).st_size
-    while stop > 0:
-        start = max(stop - 4096, 0)
-        found = os.pread(descriptor, stop - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        stop = start
-    return 0

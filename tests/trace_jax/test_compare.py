@@ -8,6 +8,7 @@ from tests.scripted_llm import scripted_llm
 from trace_jax import cli
 from trace_jax.compare import comparison_table
 from trace_jax.report.comparison import write_charts
+from trace_jax.stores import open_store
 from trace_jax.workdir import Workdir
 
 TO_BASE = {"difference": 0.367, "interval": [0.321, 0.42], "p": 1e-20, "fixed": ["a"], "broken": []}
@@ -92,12 +93,12 @@ def test_the_whole_comparison_and_once_more_without_work(tmp_path, monkeypatch, 
             monkeypatch.setenv(f"OPENAI_{name}", value)
         assert cli.main(words) == 0, capsys.readouterr().err
         asked = len(server.requests)
-        with Workdir(tmp_path) as workdir:
+        with Workdir(open_store(tmp_path)) as workdir:
             files = {name: workdir.read_bytes(name) for name in workdir.list("evaluation")}
             result = workdir.read_json("evaluation/comparison.json")
             capabilities = workdir.read_json("gate/routing.json")["slots"][1:]
         assert cli.main(words) == 0 and len(server.requests) == asked > 0
-        with Workdir(tmp_path) as workdir:
+        with Workdir(open_store(tmp_path)) as workdir:
             assert {name: workdir.read_bytes(name) for name in workdir.list("evaluation")} == files
     rows = {row["policy"].partition(":")[0]: row for row in result["policies"]}
     assert list(rows) == ["base", "grpo_target", "single", "gepa", "router", "uniform", "composed"] and set(result["left_out"]) == {

@@ -95,7 +95,7 @@ def test_what_was_found_is_written_down(composed):
     assert {row["n"] for row in routing["validation"].values()} == {2 * composed.config.train.selection_seeds}
     assert set(routing["label_form"]) == {"kl_weighted", "plain"}
     assert set(routing["share"]) == {"base", ONE, TWO} and sum(routing["share"].values()) == pytest.approx(1.0)
-    gate = load_gate(composed.workdir.path("gate/gate.safetensors"))
+    gate = load_gate(composed.workdir.local("gate/gate.safetensors"))
     assert gate.bias.shape == (composed.model.config.num_hidden_layers, 3)
     (row,) = composed.workdir.read_jsonl("gate/metrics.jsonl")
     assert row["step"] == 0 and row["trajectories_kept"] > 0 and row["grad_norm"] > 0

@@ -91,7 +91,7 @@ def test_examples_show_the_slot_of_every_token(runtime, kept):
     tiny.store_adapters(runtime, ONE, TWO)
     mixture = load_mixture(runtime, [ONE, TWO])
     gate = init_gate(runtime.model.config, 3, 0.0, jax.random.key(1))
-    save_gate(gate, runtime.workdir.path("gate/gate.safetensors"))
+    save_gate(gate, runtime.workdir.local("gate/gate.safetensors"))
     routing = {"slots": list(mixture.slots), "kept": kept, "composed": "gate" if kept else f"adapter:{ONE}"}
     runtime.workdir.write_json("gate/routing.json", routing)
     evaluate(runtime, "composed", mixture)
@@ -166,7 +166,7 @@ def test_a_leak_is_noted_in_the_files_and_goes_with_its_cause(runtime):
     runtime.workdir.write_shard("gepa", "training", 0, [trajectory(task, 0, True) for task in seen])
     leak = {"purpose": "training", "where": "rollouts/gepa/training", "tasks": [str(HELDOUT_TASKS + 2), str(HELDOUT_TASKS + 4)]}
     assert note_leaks(runtime, results) == [leak] == runtime.workdir.read_json("evaluation/base.json")["leak"]
-    runtime.workdir.path("rollouts/gepa/training/00000.jsonl.zst").unlink()
+    runtime.workdir.local("rollouts/gepa/training/00000.jsonl.zst").unlink()
     assert note_leaks(runtime, results) == [] == runtime.workdir.read_json("evaluation/base.json")["leak"]
 
 

@@ -44,7 +44,7 @@ def test_the_composed_agent_is_a_folder_that_transformers_routes_as_we_do(runtim
     tiny.store_adapters(runtime, ONE, TWO)
     mixture = load_mixture(runtime, [ONE, TWO])
     kernel = jax.random.normal(jax.random.key(5), (runtime.model.config.num_hidden_layers, runtime.model.config.hidden_size, 3))
-    save_gate(Gate(kernel, jnp.zeros(kernel.shape[::2])), runtime.workdir.path("gate/gate.safetensors"))
+    save_gate(Gate(kernel, jnp.zeros(kernel.shape[::2])), runtime.workdir.local("gate/gate.safetensors"))
     routing = {"slots": ["base", ONE, TWO], "kept": kept, "composed": "gate" if kept else f"adapter:{TWO}"}
     runtime.workdir.write_json("gate/routing.json", routing)
     run(runtime, "composed", tmp_path / "out")
@@ -88,7 +88,7 @@ def test_bad_input_leaves_nothing_behind(runtime, tmp_path):
 
 def test_a_damaged_adapter_is_named_with_what_to_do(runtime, tmp_path):
     tiny.store_adapters(runtime, ONE)
-    runtime.workdir.path(f"adapters/{ONE}/hf/adapter_model.safetensors").write_bytes(b"short")
+    runtime.workdir.local(f"adapters/{ONE}/hf/adapter_model.safetensors").write_bytes(b"short")
     with pytest.raises(
         InputError, match=rf"adapter_model\.safetensors.*; remove .*summary\.json and run trace-jax train --capability={ONE}"
     ):

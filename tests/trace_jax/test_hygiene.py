@@ -11,6 +11,7 @@ from rich.console import Console
 from rl.trajectory import Trajectory
 from trace_jax.errors import InputError
 from trace_jax.hygiene import find_leaks, of_test_splits, task_key, test_splits, told, used_tasks, warn_of_test_splits, write_mined
+from trace_jax.stores import open_store
 from trace_jax.workdir import Workdir
 
 test_splits.__test__ = False
@@ -24,7 +25,7 @@ def trajectory(environment: str, task: str, split: str = "") -> Trajectory:
 
 @pytest.fixture
 def workdir(tmp_path):
-    with Workdir(tmp_path) as workdir:
+    with Workdir(open_store(tmp_path)) as workdir:
         yield workdir
 
 
@@ -70,7 +71,7 @@ def test_result_files_that_were_mined_are_remembered(workdir):
 
 
 def test_a_damaged_shard_is_named(workdir):
-    path = workdir.path("rollouts/base/train/00000.jsonl.zst")
+    path = workdir.local("rollouts/base/train/00000.jsonl.zst")
     for data in (b"no zstandard", zstandard.compress(b'{"task_id":"1"}\n')):
         path.write_bytes(data)
         with pytest.raises(InputError, match=r"00000\.jsonl\.zst: .*roll out again"):

@@ -25,7 +25,7 @@ def store_gate(runtime, mixture, favourite: int, **routing) -> None:
     """A gate that always takes one slot."""
     gate = init_gate(runtime.model.config, len(mixture.slots), 0.0, jax.random.key(0))
     gate = Gate(gate.kernel, gate.bias.at[:, favourite].set(1e4))
-    save_gate(gate, runtime.workdir.path("gate/gate.safetensors"))
+    save_gate(gate, runtime.workdir.local("gate/gate.safetensors"))
     found = {"slots": list(mixture.slots), "kept": True, "composed": "gate", "constant_scale": 0.5} | routing
     runtime.workdir.write_json("gate/routing.json", found)
 

@@ -118,7 +118,7 @@ with Workdir.open(folder, load_config("quickstart"), processes=processes) as wor
     workdir.append_jsonl("lines.jsonl", {"index": index})
     found["who"], found["lines"], found["exists"] = workdir.read_json("who.json"), workdir.read_jsonl("lines.jsonl"), workdir.exists("none")
     workdir.produce("made/file", lambda path: path.write_text(str(index)))
-    found["made"] = (workdir.root / "made" / "file").read_text()
+    found["made"] = (workdir.local("made") / "file").read_text()
     workdir.write_shard("base", "train", 0, [trajectory(index * 2), trajectory(index * 2 + 1)])
     workdir.write_shard("base", "train", 1, [trajectory(9)] if index else [])
     found["shards"] = workdir.shards("base", "train")

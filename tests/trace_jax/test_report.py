@@ -159,7 +159,7 @@ def test_a_step_that_is_half_done_is_shown(workdir):
     add_diagnosis(workdir)
     add_environments(workdir)
     name = CAPABILITIES[0]
-    workdir.path(f"environments/{name}/calibration.json").unlink()
+    workdir.local(f"environments/{name}/calibration.json").unlink()
     workdir.append_jsonl(f"adapters/{CAPABILITIES[1]}/metrics.jsonl", {"step": 0, "reward": 0.4, "success": None})
     workdir.append_jsonl("gate/metrics.jsonl", {"stage": "warm", "step": 0, "loss": 1.3})
     page = written(workdir)
@@ -228,7 +228,7 @@ def test_tokens_carry_the_majority_and_every_layer(whole):
 
 def test_without_token_texts_the_conversation_is_shown(workdir):
     add_gate(workdir)
-    workdir.path("gate/pieces.json").unlink()
+    workdir.local("gate/pieces.json").unlink()
     page = written(workdir)
     assert not [a for _, a in page.tags if a.get("class") == "tokens"]
     assert "I have returned it." in page.said("trajectories")
@@ -237,7 +237,7 @@ def test_without_token_texts_the_conversation_is_shown(workdir):
 def test_a_published_selection_is_shown_without_the_figures_that_it_lacks(workdir):
     add_diagnosis(workdir)
     for name in ("figures.json", "evidence.jsonl", "candidates.json"):
-        workdir.path(f"diagnosis/{name}").unlink()
+        workdir.local(f"diagnosis/{name}").unlink()
     said = written(workdir).said("capabilities")
     assert "structured_data_reasoning 0.42 – – 0.55 10/10 – yes" in said
 

@@ -255,7 +255,7 @@ def same_as_alone(workdir: pathlib.Path, reference: pathlib.Path) -> None:
             for a, b in zip(ours.read_jsonl(name), theirs.read_jsonl(name), strict=True):
                 assert all(a[key] == pytest.approx(b[key], rel=1e-3) for key in ("reward", "loss", "grad_norm") if key in b), name
         for name in (name for name in theirs.list("") if name.endswith(("hf/adapter_model.safetensors", "gate.safetensors"))):
-            a, b = (load_file(w.root / name) for w in (ours, theirs))
+            a, b = (load_file(w.local(name)) for w in (ours, theirs))
             assert all(np.allclose(a[key], b[key], atol=1e-5) for key in b), name
 
 

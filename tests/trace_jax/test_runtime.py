@@ -22,7 +22,7 @@ def test_a_batch_is_sampled_once_and_then_read(runtime, monkeypatch):
     tasks = train_tasks(runtime)
     found = runtime.roll_out(BASE, "base", "train", 0, tasks)
     assert [(t.seed, t.trial) for t in found] == [(s, r) for s in range(3) for r in range(2)]
-    with runtime.workdir.open(runtime.workdir.root, lock=False) as workdir:
+    with runtime.workdir.open(runtime.workdir.place(), lock=False) as workdir:
         assert workdir.shards("base", "train") == [0]
     monkeypatch.setattr("trace_jax.batches.Rollout", lambda *_, **__: pytest.fail("sampled again"))
     assert encode_shard(runtime.roll_out(BASE, "base", "train", 0, tasks)) == encode_shard(found)
@@ -96,7 +96,7 @@ def test_an_environment_that_changed_since_it_was_certified_is_refused(runtime):
     with pytest.raises(InputError, match=r"certificate\.json: no such file"):
         runtime.environment(PRECISION)
     tiny.store_environment(runtime, PRECISION)
-    source = runtime.workdir.path(f"environments/{PRECISION}/environment.py")
+    source = runtime.workdir.local(f"environments/{PRECISION}/environment.py")
     source.write_text(source.read_text() + "\nextra = 1\n")
     with pytest.raises(InputError, match=f"environments/{PRECISION}: changed since it was certified"):
         runtime.environment(PRECISION)
@@ -156,7 +156,7 @@ def test_a_damaged_model_folder_names_the_field(tmp_path, checkpoint):
 def test_packages_are_found_by_name_or_folder(runtime):
     tiny.store_environment(runtime, PRECISION)
     assert find_package("desk", "target.package").name == "desk"
-    by_name, by_folder = (find_package(name, "x") for name in (PRECISION, runtime.workdir.root / "environments" / PRECISION))
+    by_name, by_folder = (find_package(name, "x") for name in (PRECISION, runtime.workdir.local("environments") / PRECISION))
     assert by_name.digest == by_folder.digest
 
 

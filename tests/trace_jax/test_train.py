@@ -266,7 +266,7 @@ def test_an_interrupted_training_with_lag_ends_with_the_same_adapter(lagging, tm
         runtime.workdir.close()
         again = Runtime(runtime.config, runtime.workdir, runtime.progress)
         again.plan(plan(again.config))
-    with Workdir.open(again.workdir.root, again.config) as again.workdir, again:
+    with Workdir.open(again.workdir.place(), again.config) as again.workdir, again:
         train_adapter(again, ONE)
         assert adapter_bytes(again) == adapter_bytes(lagging)
 
@@ -334,7 +334,7 @@ def test_a_stopped_training_trains_no_further_when_it_goes_on(tmp_path, checkpoi
             train_adapter(runtime, ONE)
             iterations = len(runtime.workdir.read_jsonl(f"adapters/{ONE}/metrics.jsonl"))
             assert iterations == len(runtime.workdir.shards(f"adapter:{ONE}", "training")) < 5
-            runtime.workdir.path(f"adapters/{ONE}/summary.json").unlink()
+            runtime.workdir.local(f"adapters/{ONE}/summary.json").unlink()
         assert runtime.progress._shares["train"] == 0  # no stage ran: units are counted inside one only
 
 

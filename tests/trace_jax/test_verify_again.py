@@ -35,14 +35,14 @@ def rolled(tmp_path_factory, checkpoint):
 
 def run(runtime, capsys, **options):
     """What the command writes, says, and leaves alone."""
-    rollouts = runtime.workdir.root / "rollouts"
+    rollouts = runtime.workdir.local("rollouts")
 
     def stored():
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in rollouts.rglob("*") if path.is_file()}
 
     before = stored()
     words = [f"--{name}={value}" for name, value in options.items()]
-    assert cli.main(["verify-again", f"--workdir={runtime.workdir.root}", *words]) == 0
+    assert cli.main(["verify-again", f"--workdir={runtime.workdir.place()}", *words]) == 0
     assert stored() == before
     return runtime.workdir.read_json("verify-again.json"), capsys.readouterr().out
 

@@ -98,8 +98,10 @@ def test_a_run_that_failed_at_its_start_may_be_begun_with_another_config(tmp_pat
 
 
 def test_what_is_no_workdir_is_refused(tmp_path):
-    with pytest.raises(InputError, match="local folders only"):
-        Workdir.open("gs://bucket/run")
+    with pytest.raises(InputError, match="a folder, or gs://BUCKET/PREFIX"):
+        Workdir.open("s3://bucket/run")
+    with pytest.raises(InputError, match="give gs://BUCKET/PREFIX"):
+        Workdir.open("gs://bucket")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"--workdir=.*file"):
         Workdir.open(tmp_path / "file")
@@ -121,7 +123,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(workdir, monkey
     with pytest.raises(OSError, match="No space left"):
         workdir.write_bytes("gate/routing.json", b"new")
     assert workdir.read_bytes("gate/routing.json") == b"old"
-    assert os.listdir(workdir.root / "gate") == ["routing.json"]
+    assert os.listdir(workdir.local("gate")) == ["routing.json"]
 
 
 def test_what_a_killed_writer_left_is_swept_and_never_listed(tmp_path):
@@ -148,7 +150,7 @@ def test_json_lines_survive_a_torn_end(workdir):
     records = [{"step": i, "text": "x" * 5000} for i in range(3)]
     for record in records[:2]:
         workdir.append_jsonl("m.jsonl", record)
-    with open(workdir.root / "m.jsonl", "ab") as file:
+    with open(workdir.local("m.jsonl"), "ab") as file:
         file.write(b'{"step": 2, "te')
     assert workdir.read_jsonl("m.jsonl") == records[:2]
     workdir.append_jsonl("m.jsonl", records[2])
@@ -162,7 +164,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(workdir, monkeypatch
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:3], offset))
     with pytest.raises(OSError, match="No space left"):
         workdir.append_jsonl("m.jsonl", {"step": 1})
-    assert (workdir.root / "m.jsonl").read_bytes() == b'{"step":0}\n'
+    assert workdir.local("m.jsonl").read_bytes() == b'{"step":0}\n'
 
 
 def test_a_damaged_line_in_the_middle_is_named(workdir):
@@ -175,7 +177,7 @@ def test_shards_come_back_in_order_and_only_when_the_manifest_lists_them(workdir
     assert workdir.shards("adapter:precision", "train") == []
     workdir.write_shard("adapter:precision", "train", 1, [trajectory(2)])
     workdir.write_shard("adapter:precision", "train", 0, [trajectory(0), trajectory(1)])
-    folder = workdir.root / "rollouts/adapter-precision/train"
+    folder = workdir.local("rollouts/adapter-precision/train")
     (folder / "00002.jsonl.zst").write_bytes((folder / "00001.jsonl.zst").read_bytes())  # killed before the manifest was written
     assert workdir.shards("adapter:precision", "train") == [0, 1]
     assert [t.id for t in workdir.read_shards("adapter:precision", "train")] == ["task-0", "task-1", "task-2"]
@@ -186,7 +188,7 @@ def test_shards_come_back_in_order_and_only_when_the_manifest_lists_them(workdir
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: data[:-5] + b"12345", lambda data: None])
 def test_a_damaged_shard_is_an_input_error_that_names_it(workdir, damage):
     workdir.write_shard("base", "train", 0, [trajectory(i) for i in range(20)])
-    path = workdir.root / "rollouts/base/train/00000.jsonl.zst"
+    path = workdir.local("rollouts/base/train/00000.jsonl.zst")
     data = damage(path.read_bytes())
     path.unlink() if data is None else path.write_bytes(data)
     with pytest.raises(InputError, match=r"00000\.jsonl\.zst"):
@@ -202,7 +204,7 @@ def test_metrics_that_go_on_from_a_checkpoint_hold_each_step_once(workdir):
     lines = read_metrics(workdir, "adapters/precision")
     assert [(line["step"], line["reward"]) for line in lines] == [(0, 0.0), (1, 0.25), (2, 0.75)]
     assert lines[0]["loss"] is None
-    assert json.loads((workdir.root / "adapters/precision/metrics.jsonl").read_text().splitlines()[0])
+    assert json.loads(workdir.local("adapters/precision/metrics.jsonl").read_text().splitlines()[0])
     assert len(workdir.list("events/adapters/precision")) == 2
 
 
@@ -238,6 +240,20 @@ def test_a_workdir_within_another_shares_what_it_is_told_to(tmp_path):
         assert inner.read_json("adapters/x/summary.json") == {"x": 1} and inner.config == workdir.config
         assert inner.exists("rollouts/base/gate-x/manifest.json") and not inner.exists("rollouts/base/gate-y")
         inner.write_json("evaluation/composed.json", {})
-        assert not workdir.exists("evaluation/composed.json") and inner.list("rollouts") == []
+        assert not workdir.exists("evaluation/composed.json")
+        assert inner.list("rollouts", own=True) == [] and inner.list("rollouts") == ["rollouts/base/gate-x/manifest.json"]
+        workdir.write_json("capabilities/1/adapters/y.json", {"y": 1})
+        other = workdir.within("capabilities/2", {"adapters/z": "adapters/x", "mine": "capabilities/1/evaluation"})
+        assert other.read_json("adapters/z/summary.json") == {"x": 1} and other.list() == [
+            "adapters/z/summary.json",
+            "config.json",
+            "mine/composed.json",
+            "shared.json",
+        ]
+        assert other.place("mine/composed.json") == workdir.place("capabilities/1/evaluation/composed.json")
     moved = tmp_path.rename(tmp_path.with_name("moved"))
-    assert (moved / "capabilities/1/adapters/x/summary.json").exists(), "links are relative"
+    with Workdir.open(moved / "capabilities/1") as inner:  # by itself, and elsewhere
+        assert inner.read_json("adapters/x/summary.json") == {"x": 1} and inner.local("adapters/x/summary.json").exists()
+        with pytest.raises(InputError, match="in use by"):
+            Workdir.open(moved)
+    Workdir.open(moved).close()

@@ -138,5 +138,5 @@ def store_adapters(runtime: Runtime, *capabilities: str) -> None:
         bank = init_bank(runtime.model.config, 1, train.rank, train.alpha, jax.random.key(number))
         keys = jax.random.split(jax.random.key(100 + number), len(bank.b))
         b = {name: 0.1 * jax.random.normal(key, x.shape) for key, (name, x) in zip(keys, bank.b.items(), strict=True)}
-        save_peft(AdapterBank(bank.a, b, bank.scale), runtime.model.config, runtime.workdir.path(f"adapters/{capability}/hf"))
+        save_peft(AdapterBank(bank.a, b, bank.scale), runtime.model.config, runtime.workdir.local(f"adapters/{capability}/hf"))
         runtime.workdir.write_json(f"adapters/{capability}/summary.json", {"capability": capability})

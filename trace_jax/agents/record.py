@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -77,7 +76,7 @@ class Record:
 
     def __init__(self, workdir: Workdir):
         self._workdir = workdir
-        self.exchanges = parse_exchanges(workdir.read_jsonl(EXCHANGES), workdir.root / EXCHANGES)
+        self.exchanges = parse_exchanges(workdir.read_jsonl(EXCHANGES), workdir.place(EXCHANGES))
         self._by_key = {exchange.key: exchange for exchange in self.exchanges}
 
     def find(self, key: str, limit: int) -> Exchange | None:
@@ -92,7 +91,7 @@ class Record:
         self._by_key[exchange.key] = exchange
 
 
-def parse_exchanges(lines: Iterable[Mapping[str, Any]], path: pathlib.Path) -> list[Exchange]:
+def parse_exchanges(lines: Iterable[Mapping[str, Any]], path: str) -> list[Exchange]:
     """Raises InputError on a line that is no exchange."""
     exchanges = []
     for number, line in enumerate(lines, 1):

@@ -106,7 +106,7 @@ class Evolution:
         temperature = runtime.config.evaluation.temperature  # nothing is to be explored: a prompt is tried as it will be used
         found = runtime.roll_out(BASE, self._folder, "training", number, instructed(tasks, instructions), temperature)
         if any(instructions not in t.messages[0]["content"] for t in found if t.error is None):
-            where = f"{runtime.workdir.root}/rollouts/{self._folder}"
+            where = runtime.workdir.place(f"rollouts/{self._folder}")
             raise InputError(f"{where}: holds rollouts of other instructions, since the evolution's settings changed; remove that folder")
         return found
 

@@ -27,7 +27,7 @@ def export_results(workdir: Workdir, policies: Sequence[str], split: str | None,
         raise InputError("trace-jax export --what=results: give one --policy=P and its --split=train|heldout")
     found = list(workdir.read_shards(policies[0], split)) if workdir.shards(policies[0], split) else []
     if not found:
-        raise InputError(f"{workdir.root}: no rollouts of {policies[0]} on the split {split}; run trace-jax evaluate or rollout first")
+        raise InputError(f"{workdir.place()}: no rollouts of {policies[0]} on the split {split}; run trace-jax evaluate or rollout first")
     by_environment = collections.defaultdict(list)
     for t in numbered_on(found):
         by_environment[t.environment].append(t)

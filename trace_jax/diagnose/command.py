@@ -61,7 +61,7 @@ def _rollouts(workdir: Workdir) -> Iterable[Trajectory]:
     policy = diagnosed_policy(workdir)
     if not workdir.shards(policy, "train"):
         raise InputError(
-            f"{workdir.root}: no rollouts to diagnose; run trace-jax rollout --policy=base --split=train, or give --results=FILE"
+            f"{workdir.place()}: no rollouts to diagnose; run trace-jax rollout --policy=base --split=train, or give --results=FILE"
         )
     return workdir.read_shards(policy, "train")
 
@@ -98,7 +98,7 @@ def _diagnose(
         write=workdir.write_bytes if workdir else None,
         known=(workdir is not None and read_known(workdir)) or (),
         most=settings.most,
-        previous=decode_selection(workdir.read_json(_SELECTION), str(workdir.root / _SELECTION)) if earlier else (),
+        previous=decode_selection(workdir.read_json(_SELECTION), workdir.place(_SELECTION)) if earlier else (),
     )
 
 

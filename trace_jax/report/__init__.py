@@ -6,8 +6,6 @@ there says which command writes them.
 
 from __future__ import annotations
 
-import pathlib
-
 import rich.console
 from rich.table import Table
 
@@ -20,14 +18,14 @@ from trace_jax.workdir import Workdir
 __all__ = ["Reader", "WorkdirReader", "main", "render", "summary_table", "write_report"]
 
 
-def write_report(workdir: Workdir) -> pathlib.Path:
+def write_report(workdir: Workdir) -> str:
     """Writes `report.html`, or leaves the old one whole.
 
     Raises:
       InputError: a file of the workdir is damaged; the message names it.
     """
     workdir.write_bytes("report.html", render(WorkdirReader(workdir)).encode())
-    return workdir.path("report.html")
+    return workdir.place("report.html")
 
 
 def summary_table(workdir: Workdir) -> Table:

@@ -45,7 +45,7 @@ class WorkdirReader:
         if not self._workdir.exists(name):
             return []
         try:
-            return list(decode_shard(self._workdir.read_bytes(name), str(self._workdir.root / name)))
+            return list(decode_shard(self._workdir.read_bytes(name), self._workdir.place(name)))
         except TrajectoryError as error:
             raise InputError(f"{error}; remove the file and run its step again") from error
 

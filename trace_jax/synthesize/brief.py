@@ -39,7 +39,7 @@ def write_briefs(runtime: Runtime, templates: Templates, capabilities: Sequence[
     """
     config, workdir = runtime.config, runtime.workdir
     budget = config.agents.prompt_tokens
-    selection = {entry["skill"]: entry for entry in decode_selection(workdir.read_json(_SELECTION), str(workdir.root / _SELECTION))}
+    selection = {entry["skill"]: entry for entry in decode_selection(workdir.read_json(_SELECTION), workdir.place(_SELECTION))}
     cases = {capability: selection[capability]["example_failed_cases"] for capability in capabilities}
     found = _trajectories(runtime, {case for listed in cases.values() for case in listed})
     reasons = _reasons(workdir.read_jsonl(_EVIDENCE))

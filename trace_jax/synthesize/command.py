@@ -92,7 +92,7 @@ def require_finished(workdir: Workdir, results: Mapping[str, Mapping[str, Any]],
         raise Unfinished(f"{', '.join(waiting)}: no environment yet: {why}; the same command goes on from there")
     if left:
         said = "; ".join(f"{capability}: {result['reasons'][-1]}" for capability, result in left.items())
-        where = ", ".join(f"{workdir.root}/environments/{capability}/generation.json" for capability in left)
+        where = ", ".join(workdir.place(f"environments/{capability}/generation.json") for capability in left)
         rounds = workdir.config.synthesis.rounds
         raise Unfinished(f"no usable environment in {rounds} rounds for {said}; see {where}, or allow more --config.synthesis.rounds")
 

@@ -13,8 +13,6 @@ answers for nothing, and comes out the same, since everything in it follows from
 
 from __future__ import annotations
 
-import functools
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,7 +61,7 @@ def _play_round(runtime: Runtime, generation: Generation, answer: Mapping[str, A
     number, workdir = len(generation.rounds) + 1, runtime.workdir
     folder = f"{generation.folder}/rounds/{number}"
     handed_in = read_hand_in(answer["text"], generation.capability, runtime.target_of(generation.capability))
-    workdir.produce(folder, functools.partial(shutil.rmtree, ignore_errors=True))  # of an interrupted round, maybe of another author
+    workdir.remove(folder)  # of an interrupted round, maybe of another author
     for name, text in {"answer.md": answer["text"], **handed_in.texts}.items():
         workdir.write_bytes(f"{folder}/{name}", text.encode())
     reasons, admission = _judge(runtime, generation, handed_in, answer["faults"])

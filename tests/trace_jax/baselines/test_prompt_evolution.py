@@ -118,8 +118,8 @@ def test_instructions_that_are_too_long_are_shown_to_their_author(runtime, llm):
 def test_rollouts_under_other_instructions_are_not_taken_for_ours(runtime, llm):
     llm.say = lambda request: answer(f"no. {len(llm.requests)}")
     evolve(runtime, 40)
-    (runtime.workdir.root / "evaluation/gepa.json").unlink()
-    (runtime.workdir.root / "agents/exchanges.jsonl").unlink()
+    runtime.workdir.local("evaluation/gepa.json").unlink()
+    runtime.workdir.local("agents/exchanges.jsonl").unlink()
     with pytest.raises(InputError, match="rollouts/gepa: holds rollouts of other instructions"):
         evolve(runtime, 40)
 

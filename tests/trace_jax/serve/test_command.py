@@ -32,7 +32,7 @@ def runtime(tmp_path_factory, checkpoint):
     with tiny.open_tiny(tmp_path_factory.mktemp("serve"), checkpoint) as runtime:
         tiny.store_adapters(runtime, ONE, TWO)
         gate = init_gate(runtime.model.config, 3, 0.0, jax.random.key(0))
-        save_gate(Gate(gate.kernel, gate.bias.at[:, 2].set(1e4)), runtime.workdir.path("gate/gate.safetensors"))
+        save_gate(Gate(gate.kernel, gate.bias.at[:, 2].set(1e4)), runtime.workdir.local("gate/gate.safetensors"))
         runtime.workdir.write_json("gate/routing.json", {"slots": ["base", ONE, TWO], "kept": True, "composed": "gate"})
         yield runtime
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -186,7 +187,7 @@ def test_after_the_last_round_a_capability_needs_attention(begin, hire, capsys):
     wrong = [answer(ONE, authors.SYNTAX, version=str(n)) for n in range(4)] + ["I would rather not."]
     author = hire(**{ONE: [*wrong, answer(ONE)]})
     runtime = begin(ONE)
-    root, config = runtime.workdir.root, runtime.config
+    root, config = pathlib.Path(runtime.workdir.place()), runtime.config
     runtime.close()
     runtime.workdir.close()
     for _ in range(2):  # the second time nothing is left to ask
@@ -259,7 +260,7 @@ def start(workdir, *more):
 def test_a_killed_run_asks_nothing_twice_and_ends_as_an_undisturbed_one(begin, hire, tmp_path):
     script = {ONE: [answer(ONE, authors.SYNTAX), answer(ONE, authors.HASHED), answer(ONE)], TWO: [answer(TWO)]}
     author, runtime = hire(**script), begin(ONE, TWO)
-    root = runtime.workdir.root
+    root = pathlib.Path(runtime.workdir.place())
     runtime.close()
     runtime.workdir.close()
     shutil.copytree(root, tmp_path / "undisturbed")
@@ -283,7 +284,7 @@ def test_a_killed_run_asks_nothing_twice_and_ends_as_an_undisturbed_one(begin, h
 def test_of_two_processes_one_asks_and_both_roll_out(begin, hire, tmp_path):
     script = {ONE: [answer(ONE, authors.SYNTAX), answer(ONE)], TWO: [answer(TWO)]}
     author, runtime = hire(**script), begin(ONE, TWO)
-    root = runtime.workdir.root
+    root = pathlib.Path(runtime.workdir.place())
     runtime.close()
     runtime.workdir.close()
     shutil.copytree(root, tmp_path / "alone")

@@ -1,0 +1,191 @@
+"""A prefix of a Google Cloud Storage bucket as a store.
+
+A file is an object. Each write names the generation that it replaces, so that it cannot undo what another process wrote meanwhile; a line
+is added by putting the object together of itself and the line. What libraries read and write as files lies in a folder of this machine for
+as long as the store is open.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import posixpath
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from trace_jax.errors import InputError
+from trace_jax.stores.lease import Lease
+from trace_jax.stores.mirror import Mirror
+from trace_jax.stores.objects import Conflict, Objects
+from trace_jax.stores.protocol import LOCK, TEMPORARY, StoreFailed, check_name, is_own
+
+_ADDRESS = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/+(.+?)/*")
+_LEAVE = 5.0  # seconds for a last answer, twice, when the process ends: a machine that is taken away gives 30
+_ATTEMPTS = 3  # of a write that others get in the way of
+
+
+class Bucket:
+    """`gs://bucket/prefix`; `Store` says what its methods do."""
+
+    def __init__(self, address: str, session: _Session | None = None):
+        found = _ADDRESS.fullmatch(address)
+        if found is None:
+            raise InputError(f"--workdir={address}: give gs://BUCKET/PREFIX")
+        self._bucket, prefix = found.groups()
+        self.address, self._prefix = f"gs://{self._bucket}/{prefix}", f"{prefix}/"
+        self._session = session or _Session(self._bucket)
+        self._objects = self._session.objects
+
+    def make(self) -> None:
+        try:
+            self._objects.list(self._prefix, most=1)
+        except FileNotFoundError as error:
+            fix = f"make it with `gcloud storage buckets create gs://{self._bucket}`"
+            raise InputError(f"--workdir={self.address}: no bucket {self._bucket!r}; {fix}") from error
+
+    def hold(self) -> None:
+        self._session.lease = Lease(Objects(self._bucket), self._prefix + LOCK, self.address)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def read(self, name: str) -> bytes:
+        return self._objects.get(self._prefix + check_name(name))[0]
+
+    def write(self, name: str, data: bytes) -> None:
+        self._replace(name, lambda full, generation: self._objects.put(full, data, generation))
+
+    def append(self, name: str, line: bytes) -> None:
+        folder, _, file = name.rpartition("/")
+        part = f"{self._prefix}{folder}{'/' if folder else ''}{TEMPORARY}{uuid.uuid4().hex}-{file}"
+
+        def add(full: str, generation: int) -> int:
+            return self._objects.append(full, line, generation, part) if generation else self._objects.put(full, line, 0)
+
+        self._replace(name, add)
+
+    def _replace(self, name: str, write: Callable[[str, int], int]) -> None:
+        """Has `write` replace the generation that is there."""
+        full = self._prefix + check_name(name)
+        for _ in range(_ATTEMPTS):
+            if self._session.lease is not None:
+                self._session.lease.check()
+            generation = self._session.known.get(full)
+            if generation is None:
+                found = self._objects.stat(full)
+                generation = found.generation if found else 0
+            try:
+                self._session.known[full] = write(full, generation)
+                return
+            except Conflict:  # by a command beside the run, or by one that took it over
+                self._session.known.pop(full, None)
+                if self._session.lease is not None:
+                    self._session.lease.renew()
+        raise StoreFailed(f"{self.address}/{name}: other processes write it all the time; end them, the same command goes on from there")
+
+    def remove(self, name: str) -> None:
+        full = self._prefix + check_name(name)
+        gone = [full, *self._objects.list(f"{full}/")]
+        self._objects.delete(gone)
+        for each in gone:
+            self._session.known.pop(each, None)
+
+    def exists(self, name: str) -> bool:
+        full = self._prefix + check_name(name)
+        return self._objects.stat(full) is not None or bool(self._objects.list(f"{full}/", most=1))
+
+    def list(self, folder: str) -> list[str]:
+        prefix = f"{self._prefix}{folder}/" if folder else self._prefix
+        names = (name.removeprefix(self._prefix) for name in self._objects.list(prefix))
+        return sorted(name for name in names if is_own(name) and not name.endswith("/"))
+
+    def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:
+        scratch = self._session.folder("made")
+        path = scratch / check_name(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(path)
+            files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+            for file in sorted(
+                files, key=lambda file: (file.stat().st_mtime_ns, file)
+            ):  # as they were finished: the last says that all are
+                inside = file.relative_to(path).as_posix()
+                self._replace(
+                    name if file == path else f"{name}/{inside}", lambda full, match, file=file: self._objects.put(full, file, match)
+                )
+        finally:
+            shutil.rmtree(scratch)
+
+    def local(self, name: str) -> pathlib.Path:
+        root, full, fetched = self._session.folder("local"), self._prefix + check_name(name), self._session.fetched
+        there = {
+            found: stat.generation for found, stat in self._objects.list(full).items() if found == full or found.startswith(f"{full}/")
+        }
+        for found in [found for found in fetched if (found == full or found.startswith(f"{full}/")) and found not in there]:
+            (root / found).unlink(missing_ok=True)
+            del fetched[found]
+        for found, generation in there.items():
+            if fetched.get(found) != generation:
+                self._objects.download(found, root / found)
+                fetched[found] = generation
+        return root / full
+
+    def log(self, name: str) -> pathlib.Path:
+        full = self._prefix + check_name(name)
+        path = self._session.mirrored() / full
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() and self._objects.stat(full) is not None:
+            self._objects.download(full, path)  # a run that goes on adds to it
+        return path
+
+    def sweep(self) -> None:
+        self._objects.delete([name for name in self._objects.list(self._prefix) if name.rpartition("/")[2].startswith(TEMPORARY)])
+
+    def at(self, folder: str) -> Bucket:
+        return Bucket(f"gs://{self._bucket}/{posixpath.normpath(self._prefix + folder)}", self._session)
+
+
+class _Session:
+    """What the stores of one workdir, and of those within it, share. Files of this machine are named like their objects.
+
+    Attributes:
+      known: generations of the objects that this process wrote.
+      fetched: those of the files in `folder("local")`.
+    """
+
+    def __init__(self, bucket: str):
+        self._bucket, self.objects = bucket, Objects(bucket)
+        self.known: dict[str, int] = {}
+        self.fetched: dict[str, int] = {}
+        self.lease: Lease | None = None
+        self._mirror: Mirror | None = None
+        self._root: pathlib.Path | None = None
+
+    def folder(self, purpose: str) -> pathlib.Path:
+        """A folder of this machine, which is gone after `close`."""
+        if self._root is None:
+            self._root = pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-"))
+        path = self._root / purpose
+        path.mkdir(exist_ok=True)
+        return path
+
+    def mirrored(self) -> pathlib.Path:
+        """The folder whose files are copied into the bucket."""
+        if self._mirror is None:
+            self._mirror = Mirror(Objects(self._bucket), self.folder("logs"))
+        return self.folder("logs")
+
+    def close(self) -> None:
+        whole = True
+        if self._mirror is not None:
+            mirror, self._mirror = self._mirror, None
+            whole = mirror.close(_LEAVE)
+        if self.lease is not None:
+            lease, self.lease = self.lease, None
+            lease.release(_LEAVE)
+        if self._root is not None and whole:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root = None
