@@ -89,7 +89,7 @@ def improve(runtime: Runtime, rounds: int) -> dict[str, dict[str, Any]]:
             runtime.plan({name: weight for name, weight in runtime.stages.items() if _number(name) <= number})
             break
         last = now
-    runtime.workdir.produce("report.html", lambda _: write_report(runtime.workdir))
+    runtime.workdir.processes.agree(lambda: write_report(runtime.workdir))
     return environments
 
 
@@ -131,7 +131,7 @@ def _play(runtime: Runtime, last: Round, number: int) -> tuple[Round | None, dic
             compose(part, part.usable(), gate_of(last.runtime, mixture))
         with part.stage("evaluate"):
             _evaluate(part, last)
-        inner.produce("report.html", lambda _: write_report(inner))
+        inner.processes.agree(lambda: write_report(inner))
     refused = [capability for capability in lacking if capability not in usable]
     now = Round(number, part, shared, tuple(dict.fromkeys([*last.refused, *refused])))
     paired = compare_evaluations(before.read_json(_COMPOSED), inner.read_json(_COMPOSED)).to_json() if before.exists(_COMPOSED) else None
