@@ -295,7 +295,7 @@ def test_rounds_are_shown_where_there_are_several(workdir, whole):
         same | {"round": n, "capabilities": agent, "new": agent[2:] if n == 2 else [], "composed": "gate", "rate": 0.5 + n / 20}
         for n, agent in enumerate(agents, 1)
     ]
-    entries[1] |= {"paired": {"difference": 0.05, "interval": [-0.01, 0.11]}, "still_lacking": [HOSTILE]}
+    entries[1] |= {"paired": {"difference": 0.05, "interval": [-0.01, 0.11]}, "still_lacking": [HOSTILE.replace("\ud800", "")]}
     entries[2] |= {"unusable": ["policy_compliance"]}
     workdir.write_json("rounds.json", {"rounds": entries})
     report.write_report(workdir)
