@@ -66,24 +66,24 @@ class Round:
         return self.runtime.workdir.read_json(_ROUTING)["slots"]
 
 
-def improve(runtime: Runtime, rounds: int) -> dict[str, dict[str, Any]]:
+def improve(runtime: Runtime, rounds: int) -> list[tuple[Workdir, dict[str, dict[str, Any]]]]:
     """Rounds 2 to `rounds`, or until one retains nothing new; round 1 is done. Writes `rounds.json` and the report again after each.
 
     Returns:
-      What step 2 found for the capabilities of these rounds.
+      The workdir of each of these rounds, and what step 2 found in it, by capability.
 
     Raises:
       Unfinished: an LLM did not answer, which it may later.
     """
-    environments: dict[str, dict[str, Any]] = {}
+    environments: list[tuple[Workdir, dict[str, dict[str, Any]]]] = []
     if rounds == 1:
         return environments
     slots = runtime.workdir.read_json(_ROUTING)["slots"]
     last = Round(1, runtime, {}, tuple(c for c in runtime.retained() if c not in slots))
     _note(runtime.workdir, {"round": 1, "new": slots[1:], "still_lacking": [], "unusable": list(last.refused)} | _agent(last))
     for number in range(2, rounds + 1):
-        now, entry, found = _play(runtime, last, number)
-        environments |= found
+        now, entry, *found = _play(runtime, last, number)
+        environments.append(tuple(found))
         _note(runtime.workdir, entry)
         if now is None:
             runtime.plan({name: weight for name, weight in runtime.stages.items() if _number(name) <= number})
@@ -93,8 +93,8 @@ def improve(runtime: Runtime, rounds: int) -> dict[str, dict[str, Any]]:
     return environments
 
 
-def _play(runtime: Runtime, last: Round, number: int) -> tuple[Round | None, dict[str, Any], dict[str, dict[str, Any]]]:
-    """One round: itself, or None where it has nothing new; its entry of `rounds.json`; what step 2 found."""
+def _play(runtime: Runtime, last: Round, number: int) -> tuple[Round | None, dict[str, Any], Workdir, dict[str, dict[str, Any]]]:
+    """One round: itself, or None where it has nothing new; its entry of `rounds.json`; its workdir, and what step 2 found."""
     config, before, prefix = runtime.config, last.runtime.workdir, f"round {number} "
     known = [entry for entry in before.read_json(_SELECTION) if entry["skill"] in last.slots]
     shared = share(last)
@@ -120,7 +120,7 @@ def _play(runtime: Runtime, last: Round, number: int) -> tuple[Round | None, dic
             require_finished(inner, environments, OPEN)
         usable = [capability for capability in new if environments[capability]["usable"]]
         if not usable:
-            return None, entry | _agent(last) | {"rollouts": rollouts_of_steps(inner), "paired": None}, environments
+            return None, entry | _agent(last) | {"rollouts": rollouts_of_steps(inner), "paired": None}, inner, environments
         _plan(runtime, part, number, len(last.slots) - 1, len(usable))
         if before.exists(AGREEMENT) and not inner.exists(AGREEMENT):  # of the same engine and learner
             inner.write_json(AGREEMENT, before.read_json(AGREEMENT))
@@ -136,7 +136,7 @@ def _play(runtime: Runtime, last: Round, number: int) -> tuple[Round | None, dic
     now = Round(number, part, shared, tuple(dict.fromkeys([*last.refused, *refused])))
     paired = compare_evaluations(before.read_json(_COMPOSED), inner.read_json(_COMPOSED)).to_json() if before.exists(_COMPOSED) else None
     entry |= {"new": usable, "unusable": refused}
-    return now, entry | _agent(now) | {"paired": paired}, environments
+    return now, entry | _agent(now) | {"paired": paired}, inner, environments
 
 
 def share(last: Round) -> dict[str, str]:

@@ -20,6 +20,7 @@ from trace_jax.baselines.grpo_target import train_on_target
 from trace_jax.cli import Arguments
 from trace_jax.compose import compose
 from trace_jax.diagnose.command import diagnose_workdir, diagnosed
+from trace_jax.diagnose.select import KNOWN
 from trace_jax.errors import InputError
 from trace_jax.evaluate import evaluate_all
 from trace_jax.rollout import roll_out_train_split
@@ -40,10 +41,12 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
       What step 2 found, by capability: where some need attention, the others have gone through the rest of the steps.
 
     Raises:
-      InputError: diagnosis retained nothing, or no environment is usable; what was found is in the workdir.
+      InputError: diagnosis retained nothing, or no environment is usable; what was found is in the workdir. Or this is that of a round.
       Unfinished: the LLM did not answer, which it may later, or none of its environments is usable.
     """
     config, workdir = runtime.config, runtime.workdir
+    if workdir.exists(KNOWN):
+        raise InputError(f"--workdir={workdir.place()}: a later round of a run; give the --workdir of the run, and --rounds")
     if not diagnosed(workdir) and (config.analyst != "evidence" or config.generator == "llm"):
         # a missing key or model is said before hours of rollouts
         make_agent(config, workdir, "diagnose", Templates(config.agents.prompts or GENERAL))
@@ -87,9 +90,10 @@ def main(arguments: Arguments) -> None:
     with open_runtime(arguments) as runtime:
         later = plan_rounds(runtime.config, arguments.rounds)
         runtime.plan(runtime.stages | later)
-        environments = run(runtime, later)
-        environments |= improve(runtime, arguments.rounds)
+        environments = [(arguments.workdir, run(runtime, later))]
+        environments += improve(runtime, arguments.rounds)
     rich.console.Console().print(report.summary_table(arguments.workdir))
     print("".join(f"{line}\n" for line in tell_rounds(arguments.workdir)), end="")
     print(f"report: {arguments.workdir.place('report.html')}")
-    require_finished(arguments.workdir, environments, NEEDS_ATTENTION)
+    for workdir, found in environments:
+        require_finished(workdir, found, NEEDS_ATTENTION)

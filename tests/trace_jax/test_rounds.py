@@ -1,12 +1,6 @@
 """Rounds: what is asked of the steps in each, what is shared, when it ends, and that an interrupted round is played on."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 import types
 
 import jax.numpy as jnp
@@ -16,12 +10,15 @@ import pytest
 from model import Gate, load_gate
 from rl.engines.protocol import Policy
 from tests.trace_jax import example_run, tiny
+from tests.trace_jax.test_run import differences, start, wait_for
 from trace_jax import cli, rounds
 from trace_jax.compose import choose
-from trace_jax.config import ROOT, load_config
+from trace_jax.config import load_config
 from trace_jax.diagnose.select import diagnosed_policy, read_known
+from trace_jax.errors import InputError
 from trace_jax.rounds import improve, plan_round, plan_rounds, read_rounds, tell_rounds
-from trace_jax.runtime import Runtime, plan
+from trace_jax.run import run
+from trace_jax.runtime import plan
 from trace_jax.spent import write_spent
 from trace_jax.workdir import Workdir
 
@@ -141,7 +138,7 @@ def test_a_round_works_on_what_the_last_agent_lacks_and_has_no_adapter_for(first
         ("diagnose", 3, ["a", "c"]),
         ("synthesize", "d"),
     ]
-    assert environments.keys() == {"c", "d"}
+    assert [found.keys() for _, found in environments] == [{"c"}, {"d"}] and environments[1][0].place().endswith("/rounds/3")
     one, two, three = read_rounds(first.workdir)
     assert (one["new"], one["unusable"], one["capabilities"]) == (["a"], ["b"], ["a"])
     assert (two["new"], two["still_lacking"], two["unusable"], two["workdir"]) == (["c"], ["a"], ["b"], "rounds/2")
@@ -181,7 +178,7 @@ def test_what_earlier_rounds_made_is_seen_by_all_later_ones(first, monkeypatch):
 
 def test_a_round_without_anything_new_is_the_last(first, monkeypatch):
     steps = Steps(monkeypatch, {2: ["a"]})
-    assert improve(first, 4) == {}
+    assert [found for _, found in improve(first, 4)] == [{}]
     assert [asked[0] for asked in steps.asked] == ["rollouts", "diagnose"]
     assert not [name for name in first.stages if name.startswith(("round 3", "round 4"))]
     lines = tell_rounds(first.workdir)
@@ -216,9 +213,17 @@ def test_fewer_rounds_than_there_are_change_nothing(first, monkeypatch):
     improve(first, 3)
     before = first.workdir.read_bytes("rounds.json")
     steps = Steps(monkeypatch, {})
-    assert improve(first, 1) == {} and steps.asked == []
+    assert improve(first, 1) == [] and steps.asked == []
     improve(first, 2)
     assert first.workdir.read_bytes("rounds.json") == before
+
+
+def test_the_run_is_not_begun_in_a_round_of_it(first, monkeypatch):
+    Steps(monkeypatch, {2: ["c"]})
+    improve(first, 2)
+    inner = first.workdir.within("rounds/2")
+    with first.within(inner) as part, pytest.raises(InputError, match="rounds/2: a later round of a run; give the --workdir of the run"):
+        run(part)
 
 
 def test_the_plan_of_a_round_leaves_out_what_is_shared():
@@ -245,3 +250,34 @@ def test_the_plan_of_a_round_leaves_out_what_is_shared():
 )
 def test_the_agent_changes_only_for_a_better_one(rates, composed):
     assert choose({name: {"rate": rate} for name, rate in rates.items()}) == composed
+
+
+@pytest.mark.slow
+def test_two_rounds_that_are_killed_end_as_those_that_nothing_disturbed(checkpoint, tmp_path):
+    """Everything for real, by an agent that learns nothing: three capabilities in the first round, the fourth in the second."""
+    config = tiny.write_config(tmp_path / "config.py", checkpoint)
+    reference, workdir, flags = tmp_path / "reference", tmp_path / "run", ["--config.diagnosis.most=3", "--rounds=2"]
+    assert cli.main(["run", f"--config={config}", f"--workdir={reference}", *flags]) == 0
+    one, two = json.loads((reference / "rounds.json").read_text())["rounds"]
+    assert len(one["new"]) == 3 and len(two["new"]) == 1 and two["capabilities"] == one["new"] + two["new"]
+    old, new = (load_gate(reference / folder / "gate/gate.safetensors") for folder in ("", "rounds/2"))
+    assert new.bias.shape[-1] == old.bias.shape[-1] + 1
+    grown = load_gate(reference / "rounds/2/gate/previous_gate.safetensors")
+    assert one["composed"] != "gate" or np.array_equal(grown.kernel[..., :-1], old.kernel)
+    for count in (1, 5, 12):
+        process = start(config, workdir, *flags)
+        wait_for(process, workdir / "rounds/2", count)
+        process.kill()
+        process.communicate()
+    assert start(config, workdir, *flags).wait(timeout=900) == 0
+    assert differences(workdir, reference) == []
+
+
+@pytest.mark.slow
+def test_a_second_round_makes_the_quickstart_s_agent_better(tmp_path):
+    """Two capabilities in the first round; the second finds others, and does better on the held-out tasks."""
+    flags = ["--config.diagnosis.most=2", "--config.evaluation.policies=base,composed", "--config.evaluation.tasks=200", "--rounds=2"]
+    assert cli.main(["run", "--config=quickstart", f"--workdir={tmp_path / 'run'}", *flags]) == 0
+    one, two = json.loads((tmp_path / "run/rounds.json").read_text())["rounds"]
+    assert len(one["new"]) == 2 and two["new"] and not set(two["new"]) & set(one["new"])
+    assert two["rate"] > one["rate"] + 0.05 and two["paired"]["difference"] > 0
