@@ -77,7 +77,7 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
         runtime.plan(stages | {"baseline": budget} | later)
         with runtime.stage("baseline"):
             train_on_target(runtime, budget)
-    workdir.produce("report.html", lambda _: report.write_report(workdir))
+    workdir.processes.agree(lambda: report.write_report(workdir))
     return environments
 
 

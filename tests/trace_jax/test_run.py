@@ -15,12 +15,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from rl.trajectory import decode_shard
+from tests import faulty_gcs, gcs
 from tests.rl.test_learner_mesh import free_port
 from tests.trace_jax import tiny
 from trace_jax import cli
 from trace_jax.config import ROOT, load_config
 from trace_jax.errors import InputError
 from trace_jax.runtime import plan
+from trace_jax.stores import open_store
 from trace_jax.workdir import Workdir
 
 # what depends on the clock, the process or the disk's layout, and is no figure
@@ -132,6 +134,32 @@ def test_the_plan_is_what_is_rolled_out(reference, config):
     for name in ("rollouts", "synthesize", "evaluate"):
         assert spent[name]["rollouts"] == stages[name]
     assert spent["train"]["rollouts"] + spent["compose"]["rollouts"] == pytest.approx(stages["train"] + stages["compose"], rel=0.15)
+
+
+def test_a_run_in_a_bucket_finds_the_same_whatever_the_network_does(reference, config, tmp_path, monkeypatch):
+    with faulty_gcs.proxy(tmp_path / "objects") as proxy:
+        for name, value in gcs.SETTINGS.items():
+            monkeypatch.setenv(name, value.format(proxy.url))
+        address = f"{gcs.Bucket().url}/runs/one"
+        proxy.rule = faulty_gcs.at_random(0.03, seed=1)
+        process = start(config, address)
+        store, deadline = open_store(address), time.monotonic() + 300
+        while not store.list("gate") and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        proxy.emulator.kill()
+        time.sleep(1)
+        proxy.emulator.start()
+        while (error := process.communicate()[1]) and process.returncode == 1 and time.monotonic() < deadline:
+            assert "the same command goes on from there" in error  # a bucket keeps uploads under way, the emulator forgets them
+            process = start(config, address)
+        assert process.returncode == 0, error
+        proxy.rule = lambda method, path: None
+        for name in store.list(""):
+            path = tmp_path / "run" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(store.read(name))
+    assert sum(proxy.done.values()) > 10
+    assert differences(tmp_path / "run", reference) == []
 
 
 def test_a_second_run_samples_nothing_and_finds_the_same(reference, config, monkeypatch, capsys):

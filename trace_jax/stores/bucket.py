@@ -40,11 +40,7 @@ class Bucket:
         self._objects = self._session.objects
 
     def make(self) -> None:
-        try:
-            self._objects.list(self._prefix, most=1)
-        except FileNotFoundError as error:
-            fix = f"make it with `gcloud storage buckets create gs://{self._bucket}`"
-            raise InputError(f"--workdir={self.address}: no bucket {self._bucket!r}; {fix}") from error
+        self._objects.list(self._prefix, most=1)  # which says what cannot be used
 
     def hold(self) -> None:
         self._session.lease = Lease(Objects(self._bucket), self._prefix + LOCK, self.address)

@@ -67,13 +67,21 @@ class Objects:
         return None if blob is None else _stat(blob)
 
     def list(self, prefix: str, most: int | None = None) -> dict[str, Stat]:
-        """All objects whose names begin so, or the first of them."""
+        """All objects whose names begin so, or the first of them.
+
+        Raises:
+          InputError: there is no such bucket.
+        """
 
         def names(bucket: storage.Bucket) -> dict[str, Stat]:
             found = bucket.client.list_blobs(bucket, prefix=prefix, max_results=most, retry=None, timeout=_REQUEST)
             return {blob.name: _stat(blob) for blob in found}
 
-        return self._asked(prefix, names)
+        try:
+            return self._asked(prefix, names)
+        except FileNotFoundError as error:
+            fix = f"give another, or make it with `gcloud storage buckets create gs://{self._name}`"
+            raise InputError(f"gs://{self._name}/{prefix}: no bucket {self._name!r}; {fix}") from error
 
     def get(self, name: str) -> tuple[bytes, int]:
         """The content and its generation. Raises FileNotFoundError."""

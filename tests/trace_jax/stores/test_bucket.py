@@ -17,7 +17,7 @@ from trace_jax.config import ROOT, Config, load_config
 from trace_jax.errors import InputError
 from trace_jax.stores import lease, objects, open_store
 from trace_jax.stores.protocol import StoreFailed
-from trace_jax.workdir import Workdir
+from trace_jax.workdir import Workdir, stored_config
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +176,10 @@ def test_what_was_damaged_on_the_way_is_read_again(address, proxy):
 
 
 def test_what_cannot_be_used_is_said_at_once(address):
-    with pytest.raises(InputError, match=r"no bucket 'nobody-made-this'; make it with `gcloud storage buckets create"):
+    with pytest.raises(InputError, match=r"no bucket 'nobody-made-this'; give another, or make it with `gcloud storage buckets create"):
         Workdir.open("gs://nobody-made-this/run", Config())
+    with pytest.raises(InputError, match="no bucket 'nobody-made-this'"):
+        stored_config("gs://nobody-made-this/run")
 
 
 def test_a_command_beside_the_run_may_write_what_the_run_writes(address):
