@@ -48,22 +48,20 @@ class Round:
 
     Attributes:
       runtime: over the round's workdir.
+      slots: of its gate, the base first.
       shared: the names in that workdir that are an earlier round's, and where these are in the workdir of the run.
       refused: capabilities for which this round, or one before, had no usable environment.
     """
 
     number: int
     runtime: Runtime
+    slots: tuple[str, ...]
     shared: Mapping[str, str]
     refused: tuple[str, ...]
 
     def place(self, name: str) -> str:
         """Where a file or folder of the round is in the workdir of the run."""
         return self.shared.get(name) or (name if self.number == 1 else f"rounds/{self.number}/{name}")
-
-    @property
-    def slots(self) -> list[str]:
-        return self.runtime.workdir.read_json(_ROUTING)["slots"]
 
 
 def improve(runtime: Runtime, rounds: int) -> list[tuple[Workdir, dict[str, dict[str, Any]]]]:
@@ -78,8 +76,8 @@ def improve(runtime: Runtime, rounds: int) -> list[tuple[Workdir, dict[str, dict
     environments: list[tuple[Workdir, dict[str, dict[str, Any]]]] = []
     if rounds == 1:
         return environments
-    slots = runtime.workdir.read_json(_ROUTING)["slots"]
-    last = Round(1, runtime, {}, tuple(c for c in runtime.retained() if c not in slots))
+    slots = tuple(runtime.workdir.read_json(_ROUTING)["slots"])
+    last = Round(1, runtime, slots, {}, tuple(c for c in runtime.retained() if c not in slots))
     _note(runtime.workdir, {"round": 1, "new": slots[1:], "still_lacking": [], "unusable": list(last.refused)} | _agent(last))
     for number in range(2, rounds + 1):
         now, entry, *found = _play(runtime, last, number)
@@ -128,12 +126,12 @@ def _play(runtime: Runtime, last: Round, number: int) -> tuple[Round | None, dic
             for capability in usable:
                 train_adapter(part, capability)
         with part.stage("compose"):
-            compose(part, part.usable(), gate_of(last.runtime, mixture))
+            routing = compose(part, part.usable(), gate_of(last.runtime, mixture))
         with part.stage("evaluate"):
             _evaluate(part, last)
         inner.processes.agree(lambda: write_report(inner))
     refused = [capability for capability in lacking if capability not in usable]
-    now = Round(number, part, shared, tuple(dict.fromkeys([*last.refused, *refused])))
+    now = Round(number, part, tuple(routing["slots"]), shared, tuple(dict.fromkeys([*last.refused, *refused])))
     paired = compare_evaluations(before.read_json(_COMPOSED), inner.read_json(_COMPOSED)).to_json() if before.exists(_COMPOSED) else None
     entry |= {"new": usable, "unusable": refused}
     return now, entry | _agent(now) | {"paired": paired}, inner, environments
@@ -172,7 +170,7 @@ def _still_lacking(workdir: Workdir, slots: Sequence[str]) -> list[str]:
 
 
 def _agent(last: Round) -> dict[str, Any]:
-    """The composed agent of a round: its slots, what it is, its held-out success, and the rollouts that the round took to make it."""
+    """Of `rounds.json` what tells of the composed agent of a round, and the rollouts that the round took."""
     workdir = last.runtime.workdir
     overall = workdir.read_json(_COMPOSED)["overall"] if workdir.exists(_COMPOSED) else {"rate": None, "interval": None, "n": 0}
     return {

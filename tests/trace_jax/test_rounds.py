@@ -71,6 +71,7 @@ class Steps:
     def compose(self, runtime, capabilities, previous):
         assert previous is GATE
         write_composed(runtime.workdir, capabilities)
+        return runtime.workdir.read_json("gate/routing.json")
 
     def evaluate_all(self, runtime, capabilities, policies, leaks):
         self.asked.append(("evaluate", *policies))
