@@ -18,6 +18,7 @@ from rl.engines.jax import JaxEngine
 from rl.engines.protocol import Engine, EngineError
 from rl.engines.sgl_jax import SglJaxEngine, launch
 from rl.engines.sglang import Limits, ServerSettings, SGLangEngine, reference_of, start_servers
+from trace_jax.base_model import local_weights
 from trace_jax.config import Config
 from trace_jax.errors import InputError
 from trace_jax.processes import Processes
@@ -59,7 +60,7 @@ def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder:
     shutil.rmtree(folder / "adapters", ignore_errors=True)  # those of a run that was killed; no name is used again
     try:
         servers = share or start_servers(
-            config.model.weights,
+            local_weights(config.model, "SGLang servers read a local folder"),
             model.config,
             ServerSettings(
                 context=rollout.context,
@@ -104,7 +105,7 @@ def sgl_jax_engine(config: Config, model: CausalLM) -> Engine:
     rollout = config.rollout
     try:
         engine = launch(
-            str(config.model.weights),
+            str(local_weights(config.model, "SGL-JAX reads a local folder")),
             model.config,
             context=rollout.context,
             lanes=rollout.lanes,

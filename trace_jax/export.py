@@ -16,14 +16,13 @@ import shutil
 from collections.abc import Callable
 
 from model import Gate, constant_gate, export_composed, merge, save_gate_update, save_peft, save_pretrained
+from trace_jax.base_model import TOKENIZER, tokenizer_folder
 from trace_jax.benchmarks.writers import export_results
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.policies import Mixture, composed_gate, read_routing, trained_mixture
 from trace_jax.runtime import Runtime, open_runtime
 from trace_jax.train import load_adapter
-
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "generation_config.json")
 
 
 def main(arguments: Arguments) -> None:
@@ -70,8 +69,8 @@ def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.P
 
     def write_merged(out: pathlib.Path) -> None:
         save_pretrained(merge(runtime.model, bank, 1), out)
-        for name in _TOKENIZER:
-            if (source := runtime.config.model.folder / name).is_file():
+        for name in TOKENIZER:
+            if (source := tokenizer_folder(runtime.config.model) / name).is_file():
                 shutil.copy(source, out / name)
 
     return write_merged

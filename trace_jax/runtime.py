@@ -34,6 +34,7 @@ from rl.engines.jax import JaxEngine
 from rl.engines.protocol import Engine, Policy
 from rl.rollout import Task
 from rl.trajectory import Trajectory
+from trace_jax.base_model import tokenizer_folder
 from trace_jax.batches import BASE, Batches
 from trace_jax.benchmarks.live import episode_seed, live_targets, task_name
 from trace_jax.cli import Arguments
@@ -169,7 +170,7 @@ class Runtime:
             return own
         return self._load(self.config.model.weights, make_mesh(engine_axes(self.config.mesh), jax.local_devices()))
 
-    def _load(self, folder: pathlib.Path, mesh: Mesh | None) -> CausalLM:
+    def _load(self, folder: pathlib.Path | str, mesh: Mesh | None) -> CausalLM:
         try:
             dtype, remat = jnp.dtype(self.config.model.dtype), self.config.train.remat
             model = load_pretrained(folder, mesh, dtype, remat=remat)
@@ -183,7 +184,7 @@ class Runtime:
     @functools.cached_property
     def chat(self) -> Chat:
         try:
-            return Chat(self.config.model.folder)
+            return Chat(tokenizer_folder(self.config.model))
         except (OSError, ValueError) as error:
             raise InputError(f"config field 'model.path': no tokenizer with a chat template: {error}") from error
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from trace_jax.errors import InputError
 from trace_jax.fields import field, section
+from trace_jax.stores import is_remote
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 ROOT = PACKAGE.parent  # the checkout, or the folder that the wheel was installed into
@@ -19,17 +20,21 @@ class ModelSection:
     """The base agent."""
 
     path: str = field(
-        "trace_jax/quickstart/checkpoint", "Hugging Face folder of the base model; what ships with trace-jax is found by its relative path"
+        "trace_jax/quickstart/checkpoint",
+        "Hugging Face folder of the base model, local or gs://; what ships with trace-jax by its relative path",
     )
     dtype: str = field("float32", "type of the frozen weights", ("float32", "bfloat16"))
 
     @property
-    def folder(self) -> pathlib.Path:
-        """The folder of the base model. What ships with trace-jax comes first, so that a folder `envs` of the user's does not hide it.
+    def folder(self) -> pathlib.Path | str:
+        """The folder of the base model, or its address in a bucket. What ships with trace-jax comes first, so that a folder `envs` of the
+        user's does not hide it.
 
         Raises:
           InputError: there is no model in it.
         """
+        if is_remote(self.path):
+            return self.path  # whoever reads it says whether it is there
         path = pathlib.Path(self.path).expanduser()
         found = next((folder for folder in (ROOT / path, PACKAGE / path, path.absolute()) if (folder / "config.json").is_file()), None)
         if found is None:
@@ -37,13 +42,13 @@ class ModelSection:
         return found
 
     @property
-    def weights(self) -> pathlib.Path:
+    def weights(self) -> pathlib.Path | str:
         """`folder`, for those who load it: the architectures in `configs/` are a config.json alone.
 
         Raises:
           InputError: there is no model in it, or no weights.
         """
-        if not any(self.folder.glob("*.safetensors*")):
+        if not is_remote(self.path) and not any(self.folder.glob("*.safetensors*")):
             raise InputError(
                 f"config field 'model.path': no weights in {self.folder}; download the model and set --config.model.path=FOLDER"
             )

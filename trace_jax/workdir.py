@@ -342,9 +342,11 @@ def package_versions() -> dict[str, str]:
 
 
 def source_revision() -> str | None:
-    """The git commit of the checkout, with `+changes` where it is modified; None for an installed wheel."""
+    """The git commit of the checkout, with `+changes` where it is modified, or of the archive that was unpacked here (`REVISION`); None for
+    an installed wheel."""
     if not (ROOT / ".git").exists():
-        return None
+        archived = (ROOT / "REVISION").read_text().strip() if (ROOT / "REVISION").is_file() else "$"
+        return None if archived.startswith("$") else archived
     try:
         changes = "+changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
         return _git("rev-parse", "HEAD") + changes

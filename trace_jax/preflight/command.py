@@ -35,7 +35,7 @@ from trace_jax.errors import InputError
 from trace_jax.fit import fit
 from trace_jax.mesh import engine_mesh, make_mesh
 from trace_jax.params import read_architecture
-from trace_jax.preflight import accelerators, report
+from trace_jax.preflight import accelerators, cost, report
 from trace_jax.preflight.program import DoesNotFit, Program, compile_program
 from trace_jax.train import learner_config, loss_config
 
@@ -61,7 +61,8 @@ def main(arguments: Arguments) -> None:
     mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices).reshape(1, 1, 1, 1), AXES)
     config = fit(config, devices, accelerator.hbm)
     architecture = dataclasses.replace(read_architecture(config), remat=config.train.remat)
-    programs, flops = [], {}
+    programs: list[Program | DoesNotFit] = []
+    flops = {}
     for step in lower_all(config, architecture, mesh):
         programs.append(dataclasses.replace(_compile(step.name, step.lowered), beside=step.beside))
         flops[step.name] = step.flops
@@ -76,6 +77,11 @@ def main(arguments: Arguments) -> None:
     print(report.render(config.name, topology, accelerator, programs, settings, flops))
     if not all(report.fits(program, accelerator) for program in programs):
         raise SystemExit(1)
+    seconds = (report.roofline(program, accelerator, flops[program.name]).step for program in programs)
+    processes, work = len({device.process_index for device in devices}), cost.planned(config)
+    times = cost.Times(*seconds, decoded_tokens=processes * config.rollout.lanes * _STEPS)  # a process has an engine
+    stored = cost.bucket(work, processes, checkpoint_bytes(config, architecture))
+    print("\n".join(cost.report(accelerator.name, accelerator.devices, work, times, stored)))
 
 
 def _compile(name: str, lowered: jax.stages.Lowered) -> Program | DoesNotFit:
@@ -144,6 +150,13 @@ def lower_all(config: Config, architecture: Architecture, mesh: Mesh) -> Iterato
 def _device_bytes(tree: Any) -> int:
     """Bytes of one device for arrays that are shapes with shardings."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def checkpoint_bytes(config: Config, architecture: Architecture) -> float:
+    """Bytes that a run keeps of its adapters and their optimizers: of each adapter the newest checkpoints, and the best."""
+    train = config.train
+    bank = jax.eval_shape(lambda: init_bank(architecture, _ADAPTERS, train.rank, train.alpha, jax.random.key(0)))
+    return 3 * (train.keep_checkpoints + 1) * sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(bank))  # two moments
 
 
 def lower_decode(config: Config, architecture: Architecture, cache: Cache, bank: AdapterBank, gate: Gate, mesh: Mesh) -> jax.stages.Lowered:

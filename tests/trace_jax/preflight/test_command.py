@@ -81,6 +81,7 @@ def test_the_command_compiles_for_a_tpu_that_is_not_there(topology, mesh, tmp_pa
     done = preflight("quickstart", topology, f"model.path={tmp_path}", "train.micro_rows=4", "rollout.lanes=4", "train.rank=4", mesh)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "All 4 programs fit." in done.stdout and "kernel gmm" in done.stdout and "kernel splash" in done.stdout
+    assert "h x 4 devices = " in done.stdout and "TPU v5p in " in done.stdout
     told = [line for line in done.stderr.splitlines() if line.startswith("compiling ")]
     assert told[0].startswith("compiling 1 of 4, adapter gradient: 0 s") and told[-1].startswith("compiling 4 of 4, decode")
     assert len(told) == len(done.stderr.splitlines())  # and nothing else
