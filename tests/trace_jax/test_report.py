@@ -67,7 +67,7 @@ class Page(HTMLParser):
 def whole(tmp_path_factory):
     with Workdir.open(tmp_path_factory.mktemp("run"), load_config("quickstart")) as workdir:
         add_all(workdir)
-        path = report.write_report(workdir)
+        path = pathlib.Path(report.write_report(workdir))
         yield workdir, Page(path.read_text("utf-8"))
 
 
@@ -78,7 +78,7 @@ def workdir(tmp_path):
 
 
 def written(workdir):
-    return Page(report.write_report(workdir).read_text("utf-8"))
+    return Page(pathlib.Path(report.write_report(workdir)).read_text("utf-8"))
 
 
 def test_a_whole_run_is_told_in_plain_words(whole):

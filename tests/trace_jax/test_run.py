@@ -136,13 +136,14 @@ def test_the_plan_is_what_is_rolled_out(reference, config):
     assert spent["train"]["rollouts"] + spent["compose"]["rollouts"] == pytest.approx(stages["train"] + stages["compose"], rel=0.15)
 
 
-def test_a_run_in_a_bucket_finds_the_same_whatever_the_network_does(reference, config, tmp_path, monkeypatch):
+def test_a_run_in_a_bucket_finds_the_same_whatever_the_network_does(reference, config, checkpoint, tmp_path, monkeypatch):
     with faulty_gcs.proxy(tmp_path / "objects") as proxy:
         for name, value in gcs.SETTINGS.items():
             monkeypatch.setenv(name, value.format(proxy.url))
-        address = f"{gcs.Bucket().url}/runs/one"
+        bucket = gcs.Bucket()
+        address, model = f"{bucket.url}/runs/one", f"--config.model.path={bucket.upload(checkpoint, 'model')}"
         proxy.rule = faulty_gcs.at_random(0.03, seed=1)
-        process = start(config, address)
+        process = start(config, address, model)
         store, deadline = open_store(address), time.monotonic() + 300
         while not store.list("gate") and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -151,7 +152,7 @@ def test_a_run_in_a_bucket_finds_the_same_whatever_the_network_does(reference, c
         proxy.emulator.start()
         while (error := process.communicate()[1]) and process.returncode == 1 and time.monotonic() < deadline:
             assert "the same command goes on from there" in error  # a bucket keeps uploads under way, the emulator forgets them
-            process = start(config, address)
+            process = start(config, address, model)
         assert process.returncode == 0, error
         proxy.rule = lambda method, path: None
         for name in store.list(""):
