@@ -1,5 +1,6 @@
 """Rounds: what is asked of the steps in each, what is shared, when it ends, and that an interrupted round is played on."""
 
+import contextlib
 import json
 import types
 
@@ -9,6 +10,7 @@ import pytest
 
 from model import Gate, load_gate
 from rl.engines.protocol import Policy
+from tests import gcs
 from tests.trace_jax import example_run, tiny
 from tests.trace_jax.test_run import differences, start, wait_for
 from trace_jax import cli, rounds
@@ -106,9 +108,15 @@ def write_evaluation(workdir, solved):
 
 
 @pytest.fixture
-def first(tmp_path, checkpoint, monkeypatch):
-    """A runtime after round 1, which retained `a` and `b` and could use `a`; nothing of it computes."""
-    with tiny.open_tiny(tmp_path, checkpoint) as runtime:
+def first(request, tmp_path, checkpoint, monkeypatch):
+    """A runtime after round 1, which retained `a` and `b` and could use `a`; nothing of it computes. Its workdir is a folder, or in a
+    bucket."""
+    with tiny.open_tiny(tmp_path, checkpoint) as runtime, contextlib.ExitStack() as stack:
+        if getattr(request, "param", "folder") == "bucket":
+            url = stack.enter_context(gcs.server())
+            for name, value in gcs.SETTINGS.items():
+                monkeypatch.setenv(name, value.format(url))
+            runtime.workdir = stack.enter_context(Workdir.open(f"{gcs.Bucket().url}/runs/one", runtime.config))
         parts = ("pool", "model", "local_model", "chat", "engine", "jax_engine", "targets")
         runtime.__dict__.update({part: types.SimpleNamespace(close=lambda: None) for part in parts})
         workdir = runtime.workdir
@@ -159,6 +167,7 @@ def test_each_round_s_rollouts_and_seconds_are_its_own(first, monkeypatch):
     assert spent["stages"]["compose"]["rollouts"] == 4 + 4 + 1 + 2
 
 
+@pytest.mark.parametrize("first", ["folder", "bucket"], indirect=True)
 def test_what_earlier_rounds_made_is_seen_by_all_later_ones(first, monkeypatch):
     Steps(monkeypatch, {2: ["c"], 3: ["d"]})
     improve(first, 3)
