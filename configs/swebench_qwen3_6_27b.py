@@ -27,7 +27,7 @@ a quarter of its cache more. Each host holds a whole copy of the
 weights on its four chips, so that its engine decodes without gathering any. A gradient is limited by the sums over `tensor` of what the
 projections give back, each by itself and in float32.
 
-Elsewhere: of h200:8 three of the four programs were compiled, without figures; no other topology was tried.
+Elsewhere: swebench_qwen3_6_27b_h100x8 is for eight GPUs; no other topology was tried.
 """
 
 from trace_jax.config import (

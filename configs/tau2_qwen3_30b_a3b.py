@@ -27,8 +27,7 @@ a quarter of its cache more. Each host holds a whole copy of the
 weights on its four chips, so that its engine decodes without gathering any. A gradient is limited by the memory of the experts' rows; of
 a decoded token, more than a third is the copying of the experts out of their stacks.
 
-Elsewhere: h100:8 with --config.mesh.expert=8 --config.train.micro_rows=8 (jax 0.10.2, CUDA 13) compiles and takes 97 % of the 59.3 GiB that
-JAX may use, but the compiler's grouped products are dense over a GPU's 16 experts: 27 s a gradient. v6e:2x2 is refused, with advice.
+Elsewhere: tau2_qwen3_30b_a3b_h100x8 is for eight GPUs. v6e:2x2 is refused, with advice.
 """
 
 from trace_jax.config import (

@@ -7,7 +7,7 @@ Implementations of one function, chosen by platform:
 
     xla     CPU and fallback: tiles of the lower triangle under two loops (FlashAttention-2, arXiv 2307.08691, in plain XLA)
     triton  GPU: the Pallas kernel that takes segment ids
-    cudnn   GPU: cuDNN's flash attention, which has none; for rows of one segment
+    cudnn   GPU: cuDNN's flash attention, which takes lengths instead; for rows of one segment
     splash  TPU: the Pallas kernel, whose query heads share a key head without repeating it
 
 Shape letters: B batch, T time, H query heads, K key-value heads, G = H / K, Dh head width, S cache entries, n tiles along T.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -45,25 +46,35 @@ def attend(
     v: jax.Array,
     segment_ids: jax.Array | None = None,
     *,
+    packed: bool = True,
     implementation: str = "auto",
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """softmax(q k^T / sqrt(Dh)) v for q[B, T, H, Dh], k and v [B, T, K, Dh] -> [B, T, H, Dh], the softmax in float32.
 
     Query t sees key s iff s <= t and segment_ids[B, T], if given, are equal at both. On a mesh each device attends for its own rows and
-    heads, as far as `model.sharding` splits them. Raises ValueError for an unknown implementation, and for segments with "cudnn".
+    heads, as far as `model.sharding` splits them.
+
+    Args:
+      packed: rows may hold several segments. If not, each is one segment from its start and then padding: its length says as much as its
+        ids, and "auto" takes cuDNN where it can. What padding computes is zeros there.
+
+    Raises:
+      ValueError: an unknown implementation, or "cudnn" for packed rows with segments.
     """
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    platform = device.platform
     if implementation == "auto":
-        implementation = _implementation(platform, q, segment_ids)
+        capability = getattr(device, "compute_capability", "")
+        implementation = choose(platform, capability, q.dtype, q.shape[-1], packed and segment_ids is not None)
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"attention {implementation!r} is unknown; choose one of {', '.join(IMPLEMENTATIONS)}")
-    if implementation == "cudnn" and segment_ids is not None:
-        raise ValueError("attention 'cudnn' knows no segments; use 'triton', or 'auto'")
+    if implementation == "cudnn" and packed and segment_ids is not None:
+        raise ValueError("attention 'cudnn' knows no segments; use 'triton', 'auto', or rows that are not packed")
     kernel = {
         "xla": _blockwise,
         "triton": functools.partial(_triton, interpret=platform == "cpu"),
-        "cudnn": lambda q, k, v, _: jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn"),
+        "cudnn": _cudnn,
         "splash": functools.partial(_splash, interpret=platform == "cpu"),
     }[implementation]
     if mesh is None or mesh.size == 1:
@@ -74,11 +85,20 @@ def attend(
     return jax.shard_map(kernel, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)(q, k, v, segment_ids)
 
 
-def _implementation(platform: str, q: jax.Array, segment_ids: jax.Array | None) -> str:
-    if platform in ("gpu", "cuda", "rocm"):
-        flash = q.dtype in (jnp.bfloat16, jnp.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128  # what every cuDNN 9 takes
-        return "cudnn" if segment_ids is None and flash and platform != "rocm" else "triton"
-    return "splash" if platform == "tpu" else "xla"
+def choose(platform: str, capability: str, dtype: jnp.dtype, width: int, segments: bool) -> str:
+    """The implementation that "auto" takes.
+
+    Args:
+      capability: of an NVIDIA GPU, such as "9.0"; that of another maker's is no number.
+      width: Dh.
+      segments: rows hold several of them.
+    """
+    if platform not in ("gpu", "cuda", "rocm"):
+        return "splash" if platform == "tpu" else "xla"
+    generation = int(capability.partition(".")[0]) if re.fullmatch(r"\d+\.\d+", capability) else 0
+    widest = 256 if generation >= 9 else 128 if generation == 8 else 0  # what `jax.nn.dot_product_attention` lets cuDNN do
+    flash = dtype in (jnp.bfloat16, jnp.float16) and width % 8 == 0 and width <= widest
+    return "cudnn" if flash and not segments else "triton"
 
 
 def attend_cached(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) -> jax.Array:
@@ -246,15 +266,26 @@ def _padded(multiple: int, *arrays: jax.Array | None) -> list[jax.Array | None]:
     return [x if x is None else jnp.pad(x, ((0, 0), (0, -x.shape[1] % multiple)) + ((0, 0),) * (x.ndim - 2)) for x in arrays]
 
 
+def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, implementation: str = "cudnn") -> jax.Array:
+    """Rows of one segment; of another `implementation` of `jax.nn.dot_product_attention`, what the kernel is to give."""
+    if segment_ids is None:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+    real = (segment_ids > 0)[..., None, None]
+    lengths = jnp.sum(segment_ids > 0, axis=1, dtype=jnp.int32)
+    lengths = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+    # nothing is known of what a kernel leaves beyond the lengths, in its result or in its gradients
+    q, k, v = (jnp.where(real, x, 0) for x in (q, k, v))
+    return jnp.where(real, jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation, **lengths), 0)
+
+
 def _triton(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, *, interpret: bool) -> jax.Array:
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     length, width = q.shape[1], q.shape[-1]
     k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
     q, k, v, segment_ids = _padded(128, q, k, v, segment_ids)
-    row = (
-        width * q.dtype.itemsize
-    )  # the largest tiles that compile within the shared memory of an A100 and the registers of a multiprocessor
+    row = width * q.dtype.itemsize
+    # the largest tiles that compile within the shared memory of an A100 and the registers of a multiprocessor
     tile_q, tile_k, backward = (128, 64, 64) if row <= 256 else (128, 64, 32) if row <= 512 else (64, 32, 16)
     sizes = BlockSizes(tile_q, tile_k, *(backward,) * 4)
     return mha(q, k, v, segment_ids, width**-0.5, causal=True, block_sizes=sizes, interpret=interpret)[:, :length]

@@ -44,7 +44,7 @@ class Projection(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A Qwen decoder. `unroll`, `remat`, `attention` and `moe` say how the layers run, not what they compute."""
+    """A Qwen decoder. `unroll` and what follows it say how the layers run, not what they compute."""
 
     vocab_size: int
     hidden_size: int
@@ -81,6 +81,7 @@ class Config:
     unroll: int | None = None  # layers per loop iteration; None: all of up to 4 layers, else 1 (on a CPU a loop copies its parameters)
     remat: bool = False  # recompute a layer's activations in the backward pass
     attention: str = "auto"  # see `model.attention.attend`
+    packed: bool = True  # rows may hold several segments; see there
     moe: str = "auto"  # see `model.moe.expert_ffn`
 
     def __post_init__(self) -> None:

@@ -124,7 +124,7 @@ def _attention(
     q = rotate(context.norm(q, w["q_norm"]), context.cos, context.sin)
     k = rotate(context.norm(k, w["k_norm"]), context.cos, context.sin)
     if entry is None:
-        mixed = attend(q, k, v, context.segment_ids, implementation=config.attention, mesh=context.mesh)
+        mixed = attend(q, k, v, context.segment_ids, packed=config.packed, implementation=config.attention, mesh=context.mesh)
     else:
         entry = KeyValues(write(entry.k, context.places, k), write(entry.v, context.places, v))
         mixed = attend_cached(q, entry.k, entry.v, context.positions)

@@ -1,9 +1,10 @@
 """Products of rows sorted by group, each group with its own matrix: what experts are made of.
 
-One custom derivative stands in front of three ways to do the same thing:
+One custom derivative stands in front of four ways to do the same thing:
 
 - `gmm`, TPU: the megablox kernels. XLA's own ragged product is as good there, but its weight gradient is dense with older compilers.
-- `ragged`, GPU and others: `jax.lax.ragged_dot_general`.
+- `triton`, GPU: kernels of our own (`model.grouped_triton`), since XLA's ragged product is dense there.
+- `ragged`, others: `jax.lax.ragged_dot_general`.
 - `padded`, CPU: where a ragged product costs as much as all groups on all rows. Each group is padded to whole blocks of a fixed number of
   rows, and a loop makes one library product for each block. Nothing is dropped however uneven the groups are; an empty group costs nothing,
   not even the reading of its matrix; on average half a block is wasted on a group. One batched product [groups, capacity, in] is no faster,
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Kind = Literal["gmm", "ragged", "padded"]
+Kind = Literal["gmm", "triton", "ragged", "padded"]
 Matrices = tuple[jax.Array, ...]
 
 
@@ -32,22 +33,25 @@ class Plan:
     kind: Kind
     rows: int
     block: int
-    interpret: bool = False  # run the TPU's kernels in Python
+    interpret: bool = False  # run the accelerators' kernels in Python
 
 
 def plan(rows: int, groups: int, platform: str, kind: Kind | Literal["auto"] = "auto") -> Plan:
     """The plan for up to `rows` rows in `groups` groups. Raises ValueError for an unknown kind."""
     if kind == "auto":
-        kind = {"cpu": "padded", "tpu": "gmm"}.get(platform, "ragged")
+        kind = {"cpu": "padded", "tpu": "gmm", "gpu": "triton"}.get(platform, "ragged")
     if kind == "ragged":
         return Plan(kind, rows, 1)
     if kind == "gmm":  # 128: a matrix unit's width; 512 keeps it busy and tiles in fast memory
         block = min(512, _round_up(rows, 128))
         return Plan(kind, _round_up(rows, block), block, interpret=platform == "cpu")
+    if kind == "triton":  # about a mean group, of which more is computed for nothing the larger the tile
+        block = 1 << max(16, min(128, rows // groups)).bit_length() - 1
+        return Plan(kind, _round_up(rows, block), block, interpret=platform == "cpu")
     if kind == "padded":  # half a mean group, but no products too small (8) or uselessly large (128) for the library's kernel
         block = 1 << max(8, min(128, rows // (2 * groups))).bit_length() - 1
         return Plan(kind, rows + block, block)
-    raise ValueError(f"implementation {kind!r} must be one of 'auto', 'ragged', 'padded', 'gmm'")
+    raise ValueError(f"implementation {kind!r} must be one of 'auto', 'gmm', 'triton', 'ragged', 'padded'")
 
 
 def _round_up(x: int, multiple: int) -> int:
@@ -166,6 +170,10 @@ def _ragged(rows: jax.Array, w: jax.Array, sizes: jax.Array, plan: Plan, transpo
 
         tiling = _tiling(plan, rows.shape[1], w.shape[1 if transposed else 2])
         y = gmm(rows, w, sizes, rows.dtype, tiling, transpose_rhs=transposed, interpret=plan.interpret)
+    elif plan.kind == "triton":
+        from model.grouped_triton import grouped_product
+
+        y = grouped_product(rows, w, sizes, plan.block, transposed=transposed, interpret=plan.interpret)
     else:
         dims = lax.RaggedDotDimensionNumbers((((1,), (2 if transposed else 1,)), ((), ())), [0], [0])
         y = lax.ragged_dot_general(rows, w, sizes, dims, preferred_element_type=jnp.float32).astype(rows.dtype)
@@ -178,6 +186,10 @@ def _outer_ragged(x: jax.Array, dy: jax.Array, sizes: jax.Array, plan: Plan) -> 
         from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
         return tgmm(x.T, dy, sizes, jnp.float32, _tiling(plan, x.shape[1], dy.shape[1]), interpret=plan.interpret)
+    if plan.kind == "triton":
+        from model.grouped_triton import grouped_outer
+
+        return grouped_outer(x, dy, sizes, plan.block, interpret=plan.interpret)
     dims = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
     return lax.ragged_dot_general(x, dy, sizes, dims, preferred_element_type=jnp.float32)
 

@@ -38,17 +38,20 @@ _TIED_HEAD = "of a head that is the embedding"
 _TOGETHER = 16  # experts read side by side
 
 
-def load_pretrained(path: str | Path, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32, *, remat: bool = False) -> CausalLM:
+def load_pretrained(
+    path: str | Path, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32, *, remat: bool = False, packed: bool = True
+) -> CausalLM:
     """The causal language model of a Hugging Face folder, local or `gs://`, laid out over `mesh` if one is given.
 
-    With `remat` the backward pass computes a layer's activations again instead of keeping them.
+    With `remat` the backward pass computes a layer's activations again instead of keeping them; rows that are not `packed` hold one segment
+    each, see `model.attention.attend`.
 
     Parameters are cast to `dtype`, the router too (its product is summed in float32 all the same), except A_log and dt_bias of gated delta
     layers, which stay float32. Tensors of a vision tower and of multi-token prediction are left out and counted in a warning of this
     module's logger. Raises `ConfigError` for settings that are not honoured and `CheckpointError`, before reading any tensor, for those
     that are missing, surplus or of another shape than config.json says.
     """
-    config = dataclasses.replace(read_config(path), remat=remat)
+    config = dataclasses.replace(read_config(path), remat=remat, packed=packed)
     with open_tensors(path) as files:
         sources = huggingface_sources(config, *find_layout(set(files.names())))
         left_out = check_tensors(files, config, sources)

@@ -27,7 +27,7 @@ from model.grouped import Plan, plan, products
 from model.sharding import mesh_axes
 
 Arrays = dict[str, jax.Array]
-Implementation = Literal["auto", "ragged", "padded", "gmm"]
+Implementation = Literal["auto", "ragged", "padded", "gmm", "triton"]
 NAMES = ("expert_gate", "expert_up", "expert_down")
 
 

@@ -260,14 +260,15 @@ class GateWarmStart:
         if targets.shape != (len(slots), count):
             raise ValueError(f"targets have shape {targets.shape}, expected {(len(slots), count)}")
         row_length = pack(trajectories, np.zeros(len(trajectories)), lengths=self.lengths).tokens.shape[1]
+        settings = {"lengths": (row_length,), "micro_rows": self.micro_rows, "packed": self.model.config.packed}
         batches: list[Batch] = []
         parts: list[dict[str, np.ndarray]] = []
         turns = 0
         for slot in np.unique(slots):
             members = np.flatnonzero(slots == slot)
-            packed = pack([trajectories[i] for i in members], np.zeros(len(members)), lengths=(row_length,), micro_rows=self.micro_rows)
+            rows = pack([trajectories[i] for i in members], np.zeros(len(members)), **settings)
             adapter = slice_bank(self.bank, int(slot) - 1)
-            for batch in packed.micro_batches(self.micro_rows):
+            for batch in rows.micro_batches(self.micro_rows):
                 real = batch.segment_ids > 0
                 turn = _turns(batch)[real]
                 part = {

@@ -235,8 +235,10 @@ class Learner:
         """The micro-batches on the devices. A few numbers a token: they are small beside the activations.
 
         Raises:
-          ValueError: the expert ids are of another model.
+          ValueError: the expert ids are of another model, or rows hold several trajectories and the model expects one.
         """
+        if not self._model.packed and batch.segment_ids.max(initial=0) > 1:
+            raise ValueError("the batch has several trajectories in a row, the model's config says packed=False; pack with packed=False")
         sparse = sum(kind.sparse for kind in self._model.kinds())
         if batch.experts is not None and batch.experts.shape[2:] != (sparse, self._model.num_experts_per_tok):
             raise ValueError(

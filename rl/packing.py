@@ -1,7 +1,8 @@
 """Trajectories into rows of one fixed length, so that the jitted steps see few shapes and little padding.
 
 Several trajectories share a row; segment ids keep their attention apart and positions restart at 0. The layout is first-fit decreasing with
-ties broken by index: a function of the trajectories alone, so every host that reads the same batch computes the same rows.
+ties broken by index: a function of the trajectories alone, so every host that reads the same batch computes the same rows. Where each has a
+row of its own the order is the same.
 
 Position t predicts token t + 1, so all per-token arrays are those of the *target*. What comes after the last sampled token of a trajectory
 cannot enter the loss and is not packed; a hint is cut out, since the policy is to act without it.
@@ -109,7 +110,12 @@ def first_fit_decreasing(lengths: Sequence[int], row_length: int) -> list[list[i
 
 
 def pack(
-    trajectories: Sequence[Trajectory], advantages: Sequence[float] | np.ndarray, *, lengths: Sequence[int], micro_rows: int = 1
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[float] | np.ndarray,
+    *,
+    lengths: Sequence[int],
+    micro_rows: int = 1,
+    packed: bool = True,
 ) -> Batch:
     """Packs trajectories into rows of the smallest of `lengths` that holds the longest of them.
 
@@ -117,6 +123,7 @@ def pack(
       advantages: [n], one for each trajectory.
       lengths: the row lengths that may be compiled, a few.
       micro_rows: the number of rows is padded to a multiple of it.
+      packed: trajectories may share a row.
 
     Raises:
       PackingError: a trajectory that is longer than every row length, or that has no tokens.
@@ -135,6 +142,8 @@ def pack(
             "raise the longest row length or lower the engine's context"
         )
     rows = first_fit_decreasing(used, row_length)
+    if not packed:
+        rows = [[index] for index in sorted((i for row in rows for i in row), key=lambda i: (-used[i], i))]
     shape = (-(-max(len(rows), 1) // micro_rows) * micro_rows, row_length)
     out = {f.name: np.zeros(shape, np.int32) for f in dataclasses.fields(Batch) if f.name != "experts"}
     out |= {name: np.zeros(shape, np.float32) for name in ("mask", "logprobs", "advantages")}

@@ -44,8 +44,9 @@ def check_agreement(runtime: Runtime, learner: Learner, adapter: AdapterBank, pa
     policy = Policy(name="agreement", version=1, adapters=learner.gathered(params))
     tasks = runtime.tasks(package, "agreement", AGREEMENT, AGREEMENT_SEEDS, 1)
     found = [t for t in runtime.roll_out(policy, f"agreement-{engine}-{package.name}", "agreement", refused, tasks) if t.error is None]
-    rows = learner.config.micro_rows
-    batch = pack(found, np.zeros(len(found), np.float32), lengths=runtime.config.train.row_lengths, micro_rows=rows)
+    train = runtime.config.train
+    rows = {"lengths": train.row_lengths, "micro_rows": learner.config.micro_rows, "packed": train.packing}
+    batch = pack(found, np.zeros(len(found), np.float32), **rows)
     mask = batch.mask > 0
     if not mask.any():
         raise RuntimeError(f"{package.name}: none of {len(found)} episodes has a sampled token, so engine and learner cannot be compared")

@@ -32,8 +32,10 @@ from trace_jax.agents.redaction import redact
 from trace_jax.config import ROOT, Config
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.fields import fields, nearest, type_name
+from trace_jax.job import GO_ON, cause, find_job, join, tell
 from trace_jax.libtpu import expect_no_tpu_without_chips
-from trace_jax.processes import ALONE, find_job, join
+from trace_jax.processes import ALONE
+from trace_jax.roll_call import facts
 from trace_jax.workdir import Workdir, stored_config
 
 
@@ -99,6 +101,7 @@ class Command:
         return importlib.util.find_spec(self.module) is not None
 
 
+_NEWS = 2  # seconds in which a process hears that another was lost, in the midst of a step of both
 _TOGETHER = ("coordinator", "num_processes", "process_id")  # of the commands that several processes may run together
 
 COMMANDS = {
@@ -250,7 +253,7 @@ def main(argv: list[str]) -> int:
             expect_no_tpu_without_chips()
             os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which we do not use
             job = find_job(*(values.pop(flag) for flag in _TOGETHER)) if "coordinator" in values else None
-            processes = join(job) if job else ALONE
+            processes = join(job, facts(name, values, config)) if job else ALONE
             if values.get("workdir"):
                 workdir = stack.enter_context(Workdir.open(values.pop("workdir"), config, lock=command.lock, processes=processes))
             options = {key: value for key, value in values.items() if key not in ("config", "workdir")}
@@ -263,11 +266,12 @@ def main(argv: list[str]) -> int:
         except Unfinished as error:
             return _complain(str(error), 1)
         except SandboxError as error:
-            return _complain(f"config field 'rollout.sandbox': {error}; what was done is saved, the same command goes on from there", 1)
+            return _complain(f"config field 'rollout.sandbox': {error}; {GO_ON}", 1)
         except KeyboardInterrupt:
-            return _complain("interrupted; what was done is saved, the same command goes on from there", 130)
+            return _complain(f"interrupted; {GO_ON}", 130)
         except Terminated:
-            return _complain("terminated; what was done is saved, the same command goes on from there", 143)
+            lost = cause()  # of another process, which is why this one was told to end
+            return _complain(f"{lost or 'terminated'}; {GO_ON}", 1 if lost else 143)
         except BrokenPipeError as error:
             return 1 if _reader_left() else _crash(error, workdir, argv)
         except Exception as error:  # the last frame of the program: nothing is swallowed, the traceback goes to a file
@@ -408,17 +412,22 @@ def _signals_raise() -> Iterator[None]:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"trace-jax: {' '.join(message.split())}", file=sys.stderr)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is over; one that another process causes must not break what is said here
+    line = " ".join(message.split())
+    print(f"trace-jax: {line}", file=sys.stderr)
+    tell(code, line)
     return code
 
 
 def _crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if _disk_full(error):
         place = f" ({workdir.place()})" if workdir else ""
         return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
     log = _log_traceback(workdir, argv)
-    first = "; if another process of the run ended before, it says why" if workdir and workdir.processes.count > 1 else ""
-    return _complain(f"{type(error).__name__}: {redact(str(error))}; traceback in {log}{first}", 1)
+    if lost := cause(_NEWS):  # the error may be no more than what follows from it
+        return _complain(f"{lost}; {GO_ON} ({type(error).__name__} here: traceback in {log})", 1)
+    return _complain(f"{type(error).__name__}: {redact(str(error))}; traceback in {log}", 1)
 
 
 def _reader_left() -> bool:

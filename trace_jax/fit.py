@@ -24,6 +24,7 @@ from model.parameters import abstract_parameters
 from model.sharding import RULES
 from rl.learner import LearnerConfig
 from trace_jax.config import Config
+from trace_jax.errors import InputError
 from trace_jax.mesh import make_mesh
 from trace_jax.params import read_architecture
 
@@ -43,7 +44,7 @@ def fit(config: Config, devices: list[jax.Device], memory: float | None = None) 
       memory: bytes of one device; by default as it says itself, on a CPU its share of the machine's.
 
     Raises:
-      InputError: the model's folder or the mesh cannot be used.
+      InputError: the model's folder or the mesh cannot be used, or the devices do not tell their memory.
     """
     train = config.train
     if train.micro_rows is not None and train.remat is not None:
@@ -116,10 +117,16 @@ def _held_bytes(architecture: Architecture, dtype: jnp.dtype, rank: int, mesh: M
 
 
 def device_memory(device: jax.Device) -> float:
-    """Bytes that programs on a device may take; on a CPU the machine's, or the control group's, shared among its devices."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"]
+    """Bytes that programs on a device may take; on a CPU the machine's, or the control group's, shared among its devices.
+
+    Raises:
+      InputError: an accelerator does not tell.
+    """
+    if device.platform != "cpu":
+        if "bytes_limit" in (stats := device.memory_stats() or {}):
+            return stats["bytes_limit"]
+        why = "; XLA_PYTHON_CLIENT_ALLOCATOR=platform keeps no count" if device.platform == "gpu" else ""
+        raise InputError(f"{device.device_kind} does not say how much memory it has{why}; set train.micro_rows and train.remat")
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     group = pathlib.Path("/sys/fs/cgroup/memory.max")
     if group.is_file() and (text := group.read_text().strip()).isdecimal():

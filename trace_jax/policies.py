@@ -115,7 +115,8 @@ def with_slots(runtime: Runtime, mixture: Mixture, gate: Gate, trajectories: Seq
     The tokens behind the last sampled one are not scored; they are given the base slot.
     """
     _, frozen = nnx.split(runtime.local_model)
-    batch = pack(trajectories, np.zeros(len(trajectories)), lengths=runtime.config.train.row_lengths, micro_rows=1)
+    train = runtime.config.train
+    batch = pack(trajectories, np.zeros(len(trajectories)), lengths=train.row_lengths, packed=train.packing)
     found = np.asarray(_slot_function(runtime.local_model)(frozen, mixture.bank, gate, batch))
     out = []
     for index, trajectory in enumerate(trajectories):

@@ -172,8 +172,8 @@ class Runtime:
 
     def _load(self, folder: pathlib.Path | str, mesh: Mesh | None) -> CausalLM:
         try:
-            dtype, remat = jnp.dtype(self.config.model.dtype), self.config.train.remat
-            model = load_pretrained(folder, mesh, dtype, remat=remat)
+            dtype, train = jnp.dtype(self.config.model.dtype), self.config.train
+            model = load_pretrained(folder, mesh, dtype, remat=train.remat, packed=train.packing)
         except (ConfigError, CheckpointError) as error:
             raise InputError(f"config field 'model.path': {error}") from error
         context, most = self.config.rollout.context, model.config.max_position_embeddings

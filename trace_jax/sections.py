@@ -262,6 +262,9 @@ class TrainSection:
     buckets: int = field(
         1, "row lengths to compile for: pack_length, its half, its quarter, ...; a batch takes the shortest that does", "[1, 8]"
     )
+    packing: bool = field(
+        True, "trajectories share rows. no: each has its own, which on a GPU lets cuDNN attend; good where they are nearly as long as a row"
+    )
     micro_rows: int | None = field(
         None, "packed rows of one gradient step; memory grows with it, the loss does not depend on it. none: what fits", "[1, inf)"
     )

@@ -183,7 +183,8 @@ def update(
     metrics = episode_metrics(trajectories) | advantages.metrics
     if not len(kept):
         return state, metrics
-    batch = pack([trajectories[i] for i in kept], advantages.values[kept], lengths=train.row_lengths, micro_rows=learner.config.micro_rows)
+    rows = {"lengths": train.row_lengths, "micro_rows": learner.config.micro_rows, "packed": train.packing}
+    batch = pack([trajectories[i] for i in kept], advantages.values[kept], **rows)
     metrics["seconds/pack"] = time.perf_counter() - began
     state, learnt = learner.step(state, batch)
     return state, metrics | learnt

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.attention import attend, attend_cached, segment_positions, segment_starts
+from model.attention import _cudnn, attend, attend_cached, choose, segment_positions, segment_starts
 from tests.devices import environment
 
 GROUPS = {"each its own": (3, 3, 8), "two share": (4, 2, 7), "four share": (4, 1, 24)}  # H, K, Dh
@@ -125,6 +125,49 @@ def test_kernels_of_accelerators_agree_with_ours(implementation, length, kind):
     close(with_gradients(attend, *x, ids), theirs, 1e-4)
 
 
+def test_rows_of_one_segment_need_only_their_lengths():
+    """What cuDNN is asked for, given by the other implementation of the same function; padding may hold anything."""
+    x, ids = draw(70), rows("right padding", 70)
+    real = (ids > 0)[..., None, None]
+    x[3] *= real  # no loss reads padding
+    spoilt = [jnp.where(real, y, jnp.nan) for y in x[:3]]
+    ours = with_gradients(functools.partial(_cudnn, implementation="xla"), *spoilt, x[3], ids)
+    assert 0 < jnp.sum(real) < real.size and all(jnp.all(jnp.where(real, 0, y) == 0) for y in ours)
+    close(ours, [y * real for y in with_gradients(naive, *x, ids)])
+
+
+@pytest.mark.parametrize("ids", [None, "right padding"])
+def test_rows_of_one_segment_are_lowered_to_cudnn(ids, monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91_200)  # there is none here, and none is called
+    x, ids = draw(64, width=64, dtype=jnp.bfloat16), ids and rows(ids, 64)
+    step = jax.jit(lambda *x: with_gradients(functools.partial(attend, packed=False, implementation="cudnn"), *x))
+    text = step.trace(*x, ids).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @__cudnn$fmhaSoftmax(") == text.count("custom_call @__cudnn$fmhaSoftmaxBackward(") == 1
+    assert ("PADDING_CAUSAL" in text) == (ids is not None) and "CAUSAL" in text
+    assert "triton" not in text
+
+
+@pytest.mark.parametrize(
+    "platform, capability, dtype, width, segments, expected",
+    [
+        ("gpu", "9.0", jnp.bfloat16, 128, False, "cudnn"),
+        ("gpu", "9.0", jnp.bfloat16, 256, False, "cudnn"),
+        ("gpu", "8.0", jnp.bfloat16, 256, False, "triton"),  # more than cuDNN takes before Hopper
+        ("gpu", "9.0", jnp.bfloat16, 128, True, "triton"),  # it knows no segments
+        ("gpu", "9.0", jnp.float32, 128, False, "triton"),
+        ("gpu", "9.0", jnp.float16, 100, False, "triton"),
+        ("gpu", "7.0", jnp.float16, 64, False, "triton"),
+        ("gpu", "gfx942", jnp.bfloat16, 128, False, "triton"),  # not NVIDIA's
+        ("tpu", "", jnp.bfloat16, 128, False, "splash"),
+        ("cpu", "", jnp.bfloat16, 128, False, "xla"),
+    ],
+)
+def test_each_device_gets_the_kernel_that_it_can_run(platform, capability, dtype, width, segments, expected):
+    assert choose(platform, capability, dtype, width, segments) == expected
+
+
 MESH = """
 import functools, jax, numpy as np
 from jax.sharding import Mesh
@@ -151,7 +194,7 @@ def test_an_implementation_that_cannot_is_refused():
     q, k, v, _ = draw(8)
     with pytest.raises(ValueError, match="'flash' is unknown; choose one of auto, xla"):
         attend(q, k, v, implementation="flash")
-    with pytest.raises(ValueError, match="knows no segments; use 'triton'"):
+    with pytest.raises(ValueError, match="knows no segments; use 'triton', 'auto', or rows that are not packed"):
         attend(q, k, v, rows("left padding", 8), implementation="cudnn")
 
 

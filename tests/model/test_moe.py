@@ -15,6 +15,7 @@ from model.moe import NAMES, sort_by_expert
 torch.set_num_threads(1)
 E, D, F = 6, 24, 16
 IMPLEMENTATIONS = ("padded", "ragged")
+TRITON, SLOW = (pytest.param(*case, marks=pytest.mark.slow) for case in (("triton",), (3, (2, 70), "triton")))
 expert_ffn = jax.jit(moe.expert_ffn, static_argnames=("mesh", "implementation"))
 route = jax.jit(moe.route, static_argnums=(2, 3))
 
@@ -157,7 +158,7 @@ def test_pieces_give_the_values_and_gradients_of_the_whole(per_token, monkeypatc
     close(run(), whole)
 
 
-@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "gmm"])
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "gmm", TRITON])
 def test_no_load_drops_a_token(implementation):
     w, random = experts_weights(), np.random.default_rng(0)
     loads = {
@@ -229,7 +230,7 @@ def test_adapters_are_those_of_a_loop(adapters, mask, names, implementation):
 
 @pytest.mark.parametrize(
     ("adapters", "mask", "implementation"),
-    [(1, (1, 1), "padded"), (1, (1, 1), "ragged"), (3, (2, 70), "padded"), (3, (2, 70), "ragged"), (3, (2, 70), "gmm")],
+    [(1, (1, 1), "padded"), (1, (1, 1), "ragged"), *((3, (2, 70), name) for name in ("padded", "ragged", "gmm")), SLOW],
 )
 def test_gradients_are_those_of_all_experts_on_all_tokens(adapters, mask, implementation):
     w, x, c = experts_weights(), normal(3, 2, 70, D), normal(6, 2, 70, D)

@@ -273,6 +273,12 @@ def test_a_learner_refuses_what_it_does_not_train():
         fresh_learner(bank=tiny.bank(2)).init(init_gate(tiny.CONFIG, 4, 0.0, jax.random.key(0)))
 
 
+def test_a_model_of_rows_that_are_not_packed_refuses_packed_ones():
+    net = CausalLM(dataclasses.replace(tiny.CONFIG, packed=False), parameters=tiny.model().parameters())
+    with pytest.raises(ValueError, match="several trajectories in a row.*pack with packed=False"):
+        Learner(net, LearnerConfig(micro_rows=2)).gradient(tiny.bank(), packed())
+
+
 def test_a_step_is_lowered_from_shapes_alone():
     """Model, bank and parameters are shapes, as for an accelerator that is not there."""
     real = tiny.model()

@@ -65,6 +65,19 @@ def test_a_trajectory_never_crosses_rows_and_rows_are_well_filled():
     assert rows == first_fit_decreasing(lengths, 128)
 
 
+def test_each_trajectory_may_have_a_row_of_its_own_the_longest_first():
+    found = ragged()
+    batch, shared = (pack(found, np.arange(len(found)), lengths=(64,), micro_rows=8, packed=packed) for packed in (False, True))
+    assert len(batch.tokens) == 40 and batch.segment_ids.max() == 1
+    lengths = (batch.segment_ids > 0).sum(1)
+    assert (np.diff(lengths) <= 0).all() and sorted(batch.trajectory.max(1)) == list(range(40))
+    assert (batch.segment_ids[:, 0] == 1).all() and (np.diff(batch.segment_ids, axis=1) <= 0).all()  # padding comes last
+    for name in ("tokens", "targets", "mask", "logprobs", "advantages", "positions"):
+        for index in range(40):
+            ours, theirs = (getattr(b, name)[b.trajectory == index] for b in (batch, shared))
+            np.testing.assert_array_equal(ours, theirs)
+
+
 def test_the_smallest_sufficient_row_length_is_taken():
     mask = np.ones(30)
     assert pack([trajectory("a", 30, mask=mask)], [1.0], lengths=(64, 29, 32)).tokens.shape == (1, 29)

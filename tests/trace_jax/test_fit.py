@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from rl.learner import Learner, LearnerConfig
 from tests.devices import environment
 from trace_jax import fit as fitting
 from trace_jax.config import Config, ModelSection, TrainSection, load_config, override
+from trace_jax.errors import InputError
 from trace_jax.fit import device_memory, fit, row_bytes
 from trace_jax.params import read_architecture
 
@@ -44,6 +46,16 @@ def test_a_cpu_gets_as_many_tokens_as_its_cache_likes():
     found = fit(config(pack_length=256, micro_rows=None, remat=None), jax.devices()[:1]).train
     assert (found.micro_rows, found.remat) == (2, False)
     assert 1e8 < device_memory(jax.devices()[0]) < 1e14
+
+
+def test_a_gpu_that_does_not_tell_its_memory_is_not_taken_for_the_machine():
+    def gpu(stats):
+        return types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3", memory_stats=lambda: stats)
+
+    assert device_memory(gpu({"bytes_limit": 63e9})) == 63e9
+    for stats in (None, {"bytes_in_use": 1}):
+        with pytest.raises(InputError, match="ALLOCATOR=platform keeps no count; set train.micro_rows and train.remat"):
+            device_memory(gpu(stats))
 
 
 def test_less_memory_gives_fewer_rows_and_then_rematerialisation(monkeypatch):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,9 +13,10 @@ import pytest
 
 from tests.devices import environment
 from tests.rl.test_learner_mesh import free_port
-from trace_jax import processes
-from trace_jax.errors import InputError
-from trace_jax.processes import Job, Processes, find_job
+from trace_jax import job
+from trace_jax.errors import InputError, Unfinished
+from trace_jax.job import Job, find_job
+from trace_jax.processes import Processes
 
 SLURM = {
     "SLURM_JOB_ID": "4097",
@@ -66,9 +68,9 @@ def test_what_is_missing_or_wrong_is_named(flags, variables, complaint):
 
 
 def test_a_process_without_a_process_0_says_so(monkeypatch):
-    monkeypatch.setattr(processes, "_JOIN", 0)
-    with pytest.raises(InputError, match=r"nobody answers at 127.0.0.1:\d+, where process 0 should be .* --process_id=0, 1"):
-        processes.join(Job(f"127.0.0.1:{free_port()}", 2, 1))
+    monkeypatch.setattr(job, "_JOIN", 0)
+    with pytest.raises(Unfinished, match=r"nobody answers at 127.0.0.1:\d+, where process 0 should be .* start all processes"):
+        job.join(Job(f"127.0.0.1:{free_port()}", 2, 1))
 
 
 @pytest.mark.parametrize("groups, count", [(10, 4), (3, 4), (0, 2), (64, 1)])
@@ -87,7 +89,7 @@ from model.parameters import place
 from trace_jax.config import MeshSection, load_config
 from trace_jax.errors import InputError
 from trace_jax.mesh import local_copy, make_mesh
-from trace_jax.processes import Job, join
+from trace_jax.job import Job, join
 from trace_jax.workdir import Workdir
 from tests.model import tiny
 from tests.trace_jax.test_workdir import trajectory
@@ -195,12 +197,11 @@ def test_the_engine_of_a_process_takes_the_learners_weights_where_it_holds_them_
 
 WAITER = """
 import sys, time
-from trace_jax.cli import Terminated, _signals_raise
-from trace_jax.processes import Job, join, leave
+from trace_jax.cli import Terminated, _complain, _signals_raise
+from trace_jax.job import Job, cause, join, leave
 
 index, port, waits = (int(word) for word in sys.argv[1:])
 processes = join(Job(f"127.0.0.1:{port}", 2, index))
-processes.agree(lambda: None)  # both are there
 try:
     with _signals_raise():
         print("ready", file=sys.__stdout__, flush=True)
@@ -208,12 +209,12 @@ try:
             processes.gather(1)  # the other never comes
         time.sleep(100)
 except Terminated:
-    leave(143)
+    leave(_complain(cause() or "terminated", 1 if cause() else 143))
 """
 
 
-@pytest.mark.parametrize("waits", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_processes_that_are_told_to_end_do_so_even_where_one_waits_for_the_other(waits):
+def end(number, told, waits):
+    """Sends a signal to some of two processes, one of which may stand in a step of both; how each ends, and the time of the signal."""
     port = free_port()
     words = [sys.executable, "-c", WAITER]
     running = [
@@ -225,7 +226,26 @@ def test_processes_that_are_told_to_end_do_so_even_where_one_waits_for_the_other
     for process in running:
         assert "ready\n" in process.stdout  # the runtime has lines of its own
     time.sleep(1)
-    for process in running:
-        process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    for index in told:
+        running[index].send_signal(number)
     errors = [process.communicate(timeout=60)[1] for process in running]
-    assert [process.returncode for process in running] == [143, 143], errors
+    return [(process.returncode, (error.splitlines() or [""])[-1]) for process, error in zip(running, errors, strict=True)], began
+
+
+@pytest.mark.parametrize(
+    "told, waits", [([0], 1)] + [pytest.param(told, waits, marks=pytest.mark.slow) for told, waits in (([1], 0), ([0, 1], 0), ([0, 1], 1))]
+)
+def test_all_end_where_one_is_told_to_even_where_one_waits_for_another(told, waits):
+    ends, began = end(signal.SIGTERM, told, waits)
+    assert [code for code, _ in ends] == [143, 143], ends
+    assert all("trace-jax: terminated" in line for _, line in ends), ends
+    assert time.monotonic() - began < 25
+
+
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_all_end_at_once_where_one_is_killed_and_say_which(lost):
+    ends, began = end(signal.SIGKILL, [lost], -1)
+    assert ends[lost][0] == -signal.SIGKILL and ends[not lost][0] == 1, ends
+    assert f"trace-jax: process {lost} on host {socket.gethostname()} is lost: killed, or its host is gone" in ends[not lost][1], ends
+    assert time.monotonic() - began < 25

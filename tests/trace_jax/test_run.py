@@ -26,7 +26,7 @@ from trace_jax.stores import open_store
 from trace_jax.workdir import Workdir
 
 # what depends on the clock, the process or the disk's layout, and is no figure
-VOLATILE = ("/checkpoints/", "events/", ".lock", "error.log", "seconds.jsonl", "stall.log", "report.html", "config.json")
+VOLATILE = ("/checkpoints/", "events/", ".lock", "error.log", "error-", "seconds.jsonl", "stall", "report.html", "config.json")
 
 
 def command(config, workdir, *more) -> list[str]:

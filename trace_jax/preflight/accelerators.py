@@ -145,6 +145,13 @@ def find(topology: str) -> Accelerator:
     return Accelerator(name=name, device_kind=tpu.kind, hbm=int(tpu.hbm * 2**30), devices=math.prod(shape) * tpu.devices, **rates)
 
 
+def of_device(device: jax.Device) -> Accelerator | None:
+    """What the tables know of a device that is there; None of one that they do not have."""
+    kinds = {gpu.kind: f"{name}:1" for name, gpu in _GPUS.items()}
+    kinds |= {tpu.kind: f"{name}:{'x'.join('1' * tpu.axes)}" for name, tpu in _TPUS.items()}
+    return find(kinds[device.device_kind]) if device.device_kind in kinds else None
+
+
 def topology_devices(topology: str) -> list[jax.Device]:
     """Devices to compile for; nothing can run on them.
 

@@ -60,12 +60,19 @@ def main(arguments: Arguments) -> None:
     devices = accelerators.topology_devices(topology)
     mesh = make_mesh(config.mesh, devices) or Mesh(np.asarray(devices).reshape(1, 1, 1, 1), AXES)
     config = fit(config, devices, accelerator.hbm)
-    architecture = dataclasses.replace(read_architecture(config), remat=config.train.remat)
+    architecture = dataclasses.replace(read_architecture(config), remat=config.train.remat, packed=config.train.packing)
+    if devices[0].platform == "gpu" and architecture.head_dim > 128:  # JAX asks GPUs that are there whether cuDNN takes such heads
+        architecture = dataclasses.replace(architecture, attention="triton")
     programs: list[Program | DoesNotFit] = []
     flops = {}
-    for step in lower_all(config, architecture, mesh):
-        programs.append(dataclasses.replace(_compile(step.name, step.lowered), beside=step.beside))
-        flops[step.name] = step.flops
+    try:
+        for step in lower_all(config, architecture, mesh):
+            programs.append(dataclasses.replace(_compile(step.name, step.lowered), beside=step.beside))
+            flops[step.name] = step.flops
+    except RuntimeError as error:
+        if "cuDNN" not in str(error):
+            raise
+        raise InputError(f"--topology={topology}: {error} train.packing=false takes its attention: pip install 'trace-jax[gpu]'") from error
     settings = report.Settings(
         micro_rows=config.train.micro_rows,
         pack_length=config.train.pack_length,

@@ -210,8 +210,8 @@ def _notes(programs: Sequence[Program | DoesNotFit], accelerator: Accelerator, f
         known = flops.get(program.name)
         if known and program.dot_flops > _SAME * known:
             times = program.dot_flops / known
-            yield f"{program.name}: the compiled products are {times:.1f} x the analytic FLOPs. With experts: the GPU compiler takes"
-            yield "grouped products over all of a device's experts; libtpu before 0.0.50, that of JAX before 0.12, their weight gradients."
+            yield f"{program.name}: the compiled products are {times:.1f} x the analytic FLOPs. With experts:"
+            yield "libtpu before 0.0.50, that of JAX before 0.12, makes their weight gradients over all experts of a device."
     yield ""
 
 

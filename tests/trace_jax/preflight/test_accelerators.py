@@ -1,4 +1,5 @@
 import importlib.util
+import types
 
 import pytest
 
@@ -25,6 +26,15 @@ def test_links_carry_both_ways_where_all_axes_close_to_rings():
 
 def test_gpus_of_several_hosts_talk_through_the_network():
     assert find("h100:16").interconnect < find("h100:8").interconnect / 5
+
+
+def test_a_device_that_is_there_is_found_by_its_kind():
+    def device(kind):
+        return types.SimpleNamespace(device_kind=kind)
+
+    assert accelerators.of_device(device("NVIDIA H200")).flops == find("h200:8").flops
+    assert accelerators.of_device(device("TPU v5 lite")).name == "v5e" and accelerators.of_device(device("TPU v5")).name == "v5p"
+    assert accelerators.of_device(device("NVIDIA H100 PCIe")) is None  # another chip: its peak is lower
 
 
 def test_a_gpu_program_may_use_the_share_that_jax_takes(monkeypatch):

@@ -34,6 +34,9 @@ for name, lowered, flops, beside in lower_all(config, read_config(folder), mesh)
 """
 
 
+needs_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="the CUDA plugin is not installed: pip install 'trace-jax[gpu]'"
+)
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'trace-jax[tpu]'"
 )
@@ -85,6 +88,25 @@ def test_the_command_compiles_for_a_tpu_that_is_not_there(topology, mesh, tmp_pa
     told = [line for line in done.stderr.splitlines() if line.startswith("compiling ")]
     assert told[0].startswith("compiling 1 of 4, adapter gradient: 0 s") and told[-1].startswith("compiling 4 of 4, decode")
     assert len(told) == len(done.stderr.splitlines())  # and nothing else
+
+
+def cudnn() -> bool:
+    try:
+        return importlib.util.find_spec("nvidia.cudnn") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@needs_cuda
+def test_rows_of_one_trajectory_attend_with_cudnn_on_a_gpu_that_is_not_there():
+    done = preflight("quickstart", "h100:1", "model.dtype=bfloat16", "train.packing=false")
+    if not cudnn():
+        assert done.returncode == 2 and "cuDNN not found" in done.stderr and "pip install 'trace-jax[gpu]'" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "All 4 programs fit." in done.stdout and "kernel __cudnn$fmhaSoftmaxBackward" in done.stdout
+    assert "triton" not in done.stdout
 
 
 @needs_libtpu
