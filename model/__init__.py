@@ -6,7 +6,7 @@ from model.composed import export_composed, save_gate_update
 from model.config import Config, parse_config, read_config
 from model.errors import CheckpointError, ConfigError
 from model.export_hf import load_gate, merge, save_gate, save_pretrained
-from model.gate import Gate, Routing, constant_gate, count_gate_parameters, init_gate
+from model.gate import Gate, Routing, constant_gate, count_gate_parameters, grow, init_gate, open_slots
 from model.load_hf import load_pretrained
 from model.logprobs import token_logprobs
 from model.lora import AdapterBank, count_adapter_parameters, init_bank, slice_bank, stack_banks
@@ -31,6 +31,7 @@ __all__ = [
     "count_gate_parameters",
     "count_parameters",
     "export_composed",
+    "grow",
     "init_bank",
     "init_cache",
     "init_gate",
@@ -39,6 +40,7 @@ __all__ = [
     "load_peft",
     "load_pretrained",
     "merge",
+    "open_slots",
     "parse_config",
     "read_config",
     "save_gate",

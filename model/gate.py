@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 from model.config import Config
 
+_NEVER = -1e30  # the bias of a slot that no token takes: finite, and beside any other logit its exponential is 0
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,23 @@ def constant_gate(config: Config, slots: int, slot: int) -> Gate:
     """A gate that always takes `slot`."""
     layers, width = config.num_hidden_layers, config.hidden_size
     return Gate(jnp.zeros((layers, width, slots), jnp.float32), jnp.zeros((layers, slots), jnp.float32).at[:, slot].set(1.0))
+
+
+def grow(gate: Gate, slots: int) -> Gate:
+    """The gate with `slots` more slots behind its own, which no token takes until `open_slots`.
+
+    Every token goes where it went: the old columns are the old arrays, and a closed slot wins no comparison and adds 0 to the softmax.
+    """
+    kernel = jnp.pad(gate.kernel, ((0, 0), (0, 0), (0, slots)))
+    return Gate(kernel, jnp.pad(gate.bias, ((0, 0), (0, slots)), constant_values=_NEVER))
+
+
+def open_slots(gate: Gate, first: int, base_bias: float, rng: jax.Array) -> Gate:
+    """The gate with its slots from `first` on as those of a fresh gate (`init_gate`): `base_bias` below the base's bias, kernel normal."""
+    kernel = 0.02 * jax.random.normal(rng, gate.kernel.shape, jnp.float32)
+    bias = jnp.broadcast_to(gate.bias[:, :1] - base_bias, gate.bias.shape)
+    new = jnp.arange(gate.bias.shape[-1]) >= first
+    return Gate(jnp.where(new, kernel, gate.kernel), jnp.where(new, bias, gate.bias))
 
 
 def gate_scores(gate: Gate, hidden: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ labels by cross-entropy. Two weightings of the tokens:
 Which hidden states? At inference a gate reads the stream of the *routed* model. Under the label's adapter the stream carries that
 adapter's own traces from the second layer on; a gate fitted there learns to follow what was chosen below instead of what the token needs.
 A fresh gate chooses the base everywhere, so the base's stream is its routed stream, and that is where fitting starts; as the gate
-changes, the stream is computed again under its own top-1 choices (`refreshes`).
+changes, the stream is computed again under its own top-1 choices (`refreshes`). A gate that grows starts from its own stream.
 
 The gates read behind a stop-gradient and are linear, so between two refreshes this is a multinomial regression on fixed inputs, and a
 step costs no forward pass. The inputs are what is large: of Qwen3-30B-A3B a token has 48 x 2048 of them. They stay on the devices, on a
@@ -36,7 +36,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from model import AdapterBank, CausalLM, Gate, Routing, init_gate, slice_bank
+from model import AdapterBank, CausalLM, Gate, Routing, grow, init_gate, open_slots, slice_bank
 from model.lora import bank_shardings
 from model.sharding import distribute, mesh_axes
 from rl.packing import Batch, pack
@@ -310,9 +310,21 @@ class GateWarmStart:
         logits = np.asarray(self._logits(self._put(gate), self.inputs(gate, data)))
         return logits[:, self.layout(data).place]
 
-    def fit(self, data: GateData, config: WarmStartConfig, seed: int = 0) -> tuple[Gate, dict[str, list[float] | float]]:
-        """A gate fitted to the data, and its metrics: `loss` at every step and `routing_metrics` on the data."""
-        gate = init_gate(self.model.config, self.bank.size + 1, config.base_bias, jax.random.key(seed))
+    def fit(
+        self, data: GateData, config: WarmStartConfig, seed: int = 0, old: Gate | None = None
+    ) -> tuple[Gate, dict[str, list[float] | float]]:
+        """A gate fitted to the data, and its metrics: `loss` at every step and `routing_metrics` on the data.
+
+        Args:
+          old: a trained gate over the first slots, which stays as it is: only slots behind these are fitted. A token stays on its old slot
+            or goes to a new one.
+        """
+        slots, key = self.bank.size + 1, jax.random.key(seed)
+        if old is None:
+            gate, free = init_gate(self.model.config, slots, config.base_bias, key), None
+        else:
+            first = old.bias.shape[-1]
+            gate, free = open_slots(grow(old, slots - first), first, config.base_bias, key), np.float32(np.arange(slots) >= first)
         state = self._put((gate, optax.adam(config.learning_rate).init(gate)))
         weight, base = label_weights(data, config)
         response = data.count * data.response
@@ -321,8 +333,8 @@ class GateWarmStart:
         for stage in np.array_split(np.arange(config.steps), config.refreshes + 1):
             rates = config.learning_rate * (1 + np.cos(np.pi * stage / config.steps)) / 2
             # nothing else holds the inputs, so those of the next stage do not lie beside them
-            inputs = (self.inputs(state[0] if losses else None, data), *arrays)
-            state, loss = self._fit(state, rates.astype(np.float32), config.load_balance, *inputs)
+            inputs = (self.inputs(None if old is None and not losses else state[0], data), *arrays)
+            state, loss = self._fit(state, rates.astype(np.float32), config.load_balance, self._put(free), *inputs)
             del inputs
             losses += np.asarray(loss).tolist()
         return state[0], {"loss": losses} | routing_metrics(data, self.gate_logits(state[0], data))
@@ -400,8 +412,9 @@ def _gate_logits(gate: Gate, inputs: jax.Array) -> jax.Array:
     return jnp.einsum("lmd,lds->lms", inputs, gate.kernel) + gate.bias[:, None]
 
 
-def _fit(state: tuple[Gate, optax.OptState], rates, balance, inputs, target, weight, base, response):
-    """One Adam update of (gate, optimizer state) for each of `rates`, on all tokens; returns them and the losses."""
+def _fit(state: tuple[Gate, optax.OptState], rates, balance, free, inputs, target, weight, base, response):
+    """One Adam update of (gate, optimizer state) for each of `rates`, on all tokens; returns them and the losses. Slots of `free` [S] 0
+    stay as they are, None fits all."""
 
     def loss(gate: Gate) -> jax.Array:
         logits = _gate_logits(gate, inputs)
@@ -414,6 +427,8 @@ def _fit(state: tuple[Gate, optax.OptState], rates, balance, inputs, target, wei
     def update(state, rate):
         gate, opt_state = state
         value, gradient = jax.value_and_grad(loss)(gate)
+        if free is not None:
+            gradient = jax.tree.map(lambda x: x * free, gradient)
         updates, opt_state = optax.adam(rate).update(gradient, opt_state, gate)
         return (optax.apply_updates(gate, updates), opt_state), value
 

@@ -72,6 +72,7 @@ class Arguments:
     topology: str | None = None
     output: str | None = None
     profile_steps: tuple[str, ...] = ()
+    rounds: int = 1
     host: str | None = None
     port: int | None = None
     context: int | None = None
@@ -107,7 +108,7 @@ COMMANDS = {
     "run": Command(
         module="trace_jax.run",
         help="the four steps and the evaluation, resuming wherever an earlier run stopped",
-        flags=("workdir!", "profile_steps", *_TOGETHER),
+        flags=("workdir!", "rounds", "profile_steps", *_TOGETHER),
     ),
     "rollout": Command(
         module="trace_jax.rollout",
@@ -208,6 +209,12 @@ FLAGS = {
         "or results: the rollouts of --policy on --split for tau2 or the SWE-bench harness",
     ),
     "out": (flags.DEFINE_string, None, "folder to write to"),
+    "rounds": (
+        flags.DEFINE_integer,
+        1,
+        "how often the steps are done: from the second time on what the composed agent still lacks gets adapters and slots",
+        1,
+    ),
     "profile_steps": (
         flags.DEFINE_list,
         [],

@@ -3,17 +3,20 @@
     success of every slot on seeds of every capability environment -> labels (soft where several slots solve a seed)
     -> warm start of the gate -> GRPO of the routed model on the mixed environments -> kept only if it beats the best single adapter
 
+In a later round of a run (`trace_jax.rounds`) the gate of the round before grows: the warm start fits its new slots alone, and the gate is
+kept only if it beats the agent of the round before too.
+
 Everything here is measured in the capability environments; the target's tasks are not touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from model import Gate, save_gate
+from model import Gate, grow, save_gate
 from rl import task_router
 from rl.engines.protocol import Policy
 from rl.gate_learner import GateData, GateWarmStart, WarmStartConfig, routing_metrics
@@ -87,8 +90,10 @@ def labelled(table: SuccessTable, mixture: Mixture) -> tuple[list[Trajectory], l
     return trajectories, slots, np.concatenate(targets)
 
 
-def warm_start(runtime: Runtime, mixture: Mixture, table: SuccessTable) -> tuple[GateWarmStart, GateData, dict[str, Gate], dict[str, Any]]:
-    """Stage 1: a gate fitted to the labels under each form of the loss, and how each routes them."""
+def warm_start(
+    runtime: Runtime, mixture: Mixture, table: SuccessTable, previous: Gate | None = None
+) -> tuple[GateWarmStart, GateData, dict[str, Gate], dict[str, Any]]:
+    """Stage 1: a gate fitted to the labels under each form of the loss, and how each routes them; `previous` keeps its slots."""
     gate, train, config = runtime.config.gate, runtime.config.train, runtime.config
     warm = GateWarmStart(
         runtime.local_model,
@@ -109,7 +114,7 @@ def warm_start(runtime: Runtime, mixture: Mixture, table: SuccessTable) -> tuple
             load_balance=gate.load_balance,
             base_bias=gate.base_bias,
         )
-        gates[form], found = warm.fit(data, settings, seed=config.seed)
+        gates[form], found = warm.fit(data, settings, config.seed, previous)
         figures[form] = {name: value for name, value in found.items() if name != "loss"}
     gates = runtime.processes.same(gates)  # each process fitted them; their last bits need not agree
     return warm, data, gates, figures
@@ -177,8 +182,19 @@ def best_constant(runtime: Runtime, mixture: Mixture) -> float:
     return max(rates, key=lambda scale: (rates[scale], -scale))
 
 
-def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
+def choose(rates: Mapping[str, Mapping[str, Any]]) -> str:
+    """What `composed` is: the gate if it beats every single adapter and the agent of the round before, else the best of these; where an
+    adapter is only as good, that agent stays."""
+    others = [name for name in rates if name == "previous" or name.startswith("adapter:")]
+    best = max(others, key=lambda name: (rates[name]["rate"], name == "previous"))
+    return "gate" if rates["gate"]["rate"] > rates[best]["rate"] else best
+
+
+def compose(runtime: Runtime, capabilities: Sequence[str], previous: Gate | None = None) -> dict[str, Any]:
     """Trains, validates and stores the gate; `gate/routing.json` says what was found and what `composed` is, `composed/` holds it.
+
+    Args:
+      previous: the gate of the round before, over the first of the slots.
 
     Raises:
       InputError: an adapter is not trained, none of them is of any use, or the gate was trained over other ones.
@@ -191,7 +207,7 @@ def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
         return routing
     mixture = load_mixture(runtime, capabilities)
     table = measure_slots(runtime, mixture)
-    warm, data, gates, forms = warm_start(runtime, mixture, table)
+    warm, data, gates, forms = warm_start(runtime, mixture, table, previous)
     workdir.produce("gate/plain_gate.safetensors", lambda path: save_gate(gates["plain"], path))
     gate = train_gate(runtime, mixture, gates[config.label_loss])
     workdir.produce("gate/gate.safetensors", lambda path: save_gate(gate, path))
@@ -209,17 +225,20 @@ def compose(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, Any]:
         "warm_gate": mixture.gated(gates[config.label_loss], "warm_gate"),
         "gate": mixture.gated(gate, "gate"),
     }
+    if previous is not None:
+        grown = grow(previous, len(mixture.slots) - previous.bias.shape[-1])
+        workdir.produce("gate/previous_gate.safetensors", lambda path: save_gate(grown, path))
+        candidates["previous"] = mixture.gated(grown, "previous")
     rates = {name: success_rate(select(runtime, mixture, policy, name)) for name, policy in candidates.items()}
-    best = max((name for name in rates if name.startswith("adapter:")), key=lambda name: rates[name]["rate"])
-    kept = rates["gate"]["rate"] > rates[best]["rate"]
+    composed = choose(rates)
     routing = {
         "slots": list(mixture.slots),
         "success_table": {c: {s: success_rate(found)["rate"] for s, found in row.items()} for c, row in table.items()},
         "label_form": forms,
         "constant_scale": scale,
         "validation": rates,
-        "kept": kept,
-        "composed": "gate" if kept else best,
+        "kept": composed == "gate",
+        "composed": composed,
         **_routing(warm, gate, data, mixture.slots),
     }
     workdir.write_json("gate/routing.json", routing)

@@ -16,7 +16,6 @@ from rich.markup import escape
 from envs import EnvironmentFault, Verdict
 from envs.harness.players import play as play_harness
 from envs.probes import play, say
-from model import load_gate
 from rl.rollout import Task
 from rl.task_router import TaskRouter
 from rl.trajectory import Trajectory, encode_shard
@@ -26,7 +25,7 @@ from trace_jax.errors import InputError
 from trace_jax.evaluate_results import print_results
 from trace_jax.hygiene import find_leaks, task_key, told, used_tasks
 from trace_jax.outcomes import above_floor, count_tasks, free_tasks, overall_success, rate_line
-from trace_jax.policies import Mixture, find_policy, load_mixture, read_routing, routed_tasks, trained_mixture, with_slots
+from trace_jax.policies import Mixture, composed_gate, find_policy, load_mixture, read_routing, routed_tasks, trained_mixture, with_slots
 from trace_jax.provenance import provenance, refuse_other_tasks
 from trace_jax.runtime import Runtime, open_runtime
 from trace_jax.task_names import some
@@ -139,15 +138,22 @@ def _floor(runtime: Runtime, tasks: Sequence[Task]) -> list[tuple[float | None, 
     return [(None, one) if isinstance(one, EnvironmentFault) else (one.reward, None) for one in answers]
 
 
-def evaluate_all(runtime: Runtime, capabilities: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What `evaluation.policies` names, the floor, and examples of the gate's choices for the report."""
+def evaluate_all(
+    runtime: Runtime, capabilities: Sequence[str], policies: Sequence[str] | None = None, leaks: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, dict[str, Any]]:
+    """The policies, the floor, and examples of the gate's choices for the report.
+
+    Args:
+      policies: of `evaluation.policies`; None is all of them.
+      leaks: of earlier rounds, whose agents the policies are made of.
+    """
     mixture = load_mixture(runtime, capabilities)
     names = []
-    for name in runtime.config.evaluation.policies:
+    for name in runtime.config.evaluation.policies if policies is None else policies:
         names += [f"adapter:{c}" for c in capabilities] if name == "adapters" else [name]
     results = {name: evaluate(runtime, name, mixture) for name in names}
     results["do_nothing"] = do_nothing(runtime)
-    note_leaks(runtime, results)
+    note_leaks(runtime, results, leaks)
     pair(runtime, results)
     if "composed" in names:
         write_examples(runtime, mixture)
@@ -159,9 +165,9 @@ def leaks_of(runtime: Runtime) -> list[dict[str, Any]]:
     return find_leaks(used_tasks(runtime.workdir), {task_key(t.package.name, t.task_id) for t in heldout_tasks(runtime)})
 
 
-def note_leaks(runtime: Runtime, results: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """`leaks_of` the run, written as `leak` into the policies' files."""
-    leaks = leaks_of(runtime)
+def note_leaks(runtime: Runtime, results: Mapping[str, dict[str, Any]], earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """`leaks_of` the run, behind those of earlier rounds, written as `leak` into the policies' files."""
+    leaks = [*map(dict, earlier), *leaks_of(runtime)]
     for name, found in results.items():
         if name != "do_nothing" and found.get("leak", []) != leaks:
             _note(runtime, name, found, leak=leaks)
@@ -208,11 +214,10 @@ def write_examples(runtime: Runtime, mixture: Mixture) -> None:
     """`gate/examples.jsonl.zst`: held-out trajectories of the composed policy with the slot of every token, and the text of every token
     id."""
     workdir = runtime.workdir
-    if not workdir.read_json("gate/routing.json")["kept"]:
+    if (gate := composed_gate(runtime, workdir.read_json("gate/routing.json"))) is None:
         return
     found = [t for t in workdir.read_shards("composed", "heldout", [0]) if t.error is None]
     longest = sorted(found, key=lambda t: (-len(t.messages), t.id))[: runtime.config.report.trajectories]
-    gate = load_gate(workdir.local("gate/gate.safetensors"))
     workdir.write_bytes("gate/examples.jsonl.zst", encode_shard(with_slots(runtime, mixture, gate, longest)))
     workdir.write_json("gate/pieces.json", [runtime.chat.decode([token]) for token in range(runtime.model.config.vocab_size)])
 

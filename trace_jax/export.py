@@ -15,12 +15,12 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-from model import Gate, constant_gate, export_composed, load_gate, merge, save_gate_update, save_peft, save_pretrained
+from model import Gate, constant_gate, export_composed, merge, save_gate_update, save_peft, save_pretrained
 from trace_jax.base_model import TOKENIZER, tokenizer_folder
 from trace_jax.benchmarks.writers import export_results
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
-from trace_jax.policies import Mixture, read_routing, trained_mixture
+from trace_jax.policies import Mixture, composed_gate, read_routing, trained_mixture
 from trace_jax.runtime import Runtime, open_runtime
 from trace_jax.train import load_adapter
 
@@ -59,7 +59,7 @@ def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.P
     if kind in ("composed", "gate"):
         if (mixture := trained_mixture(runtime)) is None:
             raise InputError(f"nothing is trained in {runtime.workdir.place()}; run trace-jax run first")
-        gate = composed_gate(runtime, mixture)
+        gate = gate_of(runtime, mixture)
         if kind == "gate":
             return lambda out: save_gate_update(runtime.config.model.folder, gate, out)
         return lambda out: write_composed(runtime, mixture, out)
@@ -78,13 +78,13 @@ def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.P
 
 def write_composed(runtime: Runtime, mixture: Mixture, out: pathlib.Path) -> None:
     """The policy `composed` as a folder."""
-    export_composed(runtime.config.model.folder, mixture.bank, composed_gate(runtime, mixture), out, mixture.slots)
+    export_composed(runtime.config.model.folder, mixture.bank, gate_of(runtime, mixture), out, mixture.slots)
 
 
-def composed_gate(runtime: Runtime, mixture: Mixture) -> Gate:
-    """The gate of the policy `composed`; where the trained one was not kept, it always takes the best adapter's slot."""
+def gate_of(runtime: Runtime, mixture: Mixture) -> Gate:
+    """The policy `composed` as a gate; where that is a single adapter, one that always takes its slot."""
     routing = read_routing(runtime, mixture.slots)
-    if routing["kept"]:
-        return load_gate(runtime.workdir.local("gate/gate.safetensors"))
+    if (gate := composed_gate(runtime, routing)) is not None:
+        return gate
     slot = mixture.slots.index(routing["composed"].removeprefix("adapter:"))
     return constant_gate(runtime.model.config, len(mixture.slots), slot)

@@ -94,7 +94,7 @@ def find_leaks(used: dict[str, set[Task]], evaluated: Iterable[Task]) -> list[di
 
 def purpose(where: str) -> str:
     """What a place of `used_tasks` is for."""
-    if where in ("diagnosis", "rollouts/base/train"):
+    if where in ("diagnosis", "rollouts/base/train", "rollouts/previous/train"):
         return "mining"
     return "training" if where.rpartition("/")[2] in ("training", "train") else "selection"
 

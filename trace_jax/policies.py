@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -142,6 +142,12 @@ def read_routing(runtime: Runtime, slots: Sequence[str]) -> dict[str, Any]:
     return routing
 
 
+def composed_gate(runtime: Runtime, routing: Mapping[str, Any]) -> Gate | None:
+    """The gate of the policy `composed`, None where that is a single adapter; `routing` is of `read_routing`."""
+    file = {"gate": "gate.safetensors", "previous": "previous_gate.safetensors"}.get(routing["composed"])
+    return file and load_gate(runtime.workdir.local(f"gate/{file}"))
+
+
 def find_policy(runtime: Runtime, name: str, mixture: Mixture | None) -> Policy:
     """The policy of a name; the router is none, it chooses among the adapters (`routed_tasks`).
 
@@ -159,10 +165,12 @@ def find_policy(runtime: Runtime, name: str, mixture: Mixture | None) -> Policy:
             routing = read_routing(runtime, mixture.slots)
             if name == "constant":
                 return mixture.constant(routing["constant_scale"])
-            if name == "composed" and not routing["kept"]:
-                return dataclasses.replace(mixture.adapter(routing["composed"].removeprefix("adapter:")), name="composed")
-            file = "gate.safetensors" if name == "composed" else "plain_gate.safetensors"
-            return mixture.gated(load_gate(runtime.workdir.local(f"gate/{file}")), name)
+            if name == "plain_gate":
+                return mixture.gated(load_gate(runtime.workdir.local("gate/plain_gate.safetensors")), name)
+            gate = composed_gate(runtime, routing)
+            if gate is None:
+                return dataclasses.replace(mixture.adapter(routing["composed"].removeprefix("adapter:")), name=name)
+            return mixture.gated(gate, name)
     adapters = [f"adapter:{c}" for c in mixture.capabilities] if mixture else []
     known = ["base", *adapters, *(["uniform", "constant", "router", "plain_gate", "composed"] if mixture else [])]
     raise InputError(f"--policy={name}: no such policy in {runtime.workdir.place()}; there are: {', '.join(known)}")

@@ -12,9 +12,9 @@ from trace_jax.policies import find_policy, trained_mixture
 from trace_jax.runtime import BASE, Runtime, open_runtime
 
 
-def roll_out_train_split(runtime: Runtime, policy: Policy = BASE) -> list[Trajectory]:
-    """A policy on the train split, `diagnosis.trials` times each task."""
-    tasks = runtime.target_tasks("train", runtime.config.diagnosis.trials)
+def roll_out_train_split(runtime: Runtime, policy: Policy = BASE, *, earlier: int = 0) -> list[Trajectory]:
+    """A policy on the train split, `diagnosis.trials` times each task, after `earlier` trials of others."""
+    tasks = runtime.target_tasks("train", runtime.config.diagnosis.trials, earlier=earlier)
     return runtime.roll_out(policy, policy.name, "train", 0, tasks)
 
 

@@ -2,7 +2,7 @@
 
     base rollouts -> diagnose -> synthesise -> train -> compose -> evaluate -> report
 
-Every step finds what it has done already in the workdir. The order below is the whole method.
+Every step finds what it has done already in the workdir. The order below is the whole method; `--rounds` repeats it (`trace_jax.rounds`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from trace_jax.baselines.grpo_target import train_on_target
 from trace_jax.cli import Arguments
 from trace_jax.compose import compose
 from trace_jax.diagnose.command import diagnose_workdir, diagnosed
+from trace_jax.diagnose.select import KNOWN
 from trace_jax.errors import InputError
 from trace_jax.evaluate import evaluate_all
 from trace_jax.rollout import roll_out_train_split
+from trace_jax.rounds import improve, plan_rounds, tell_rounds
 from trace_jax.runtime import Runtime, open_runtime, plan
 from trace_jax.spent import rollouts_of_steps
 from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, require_finished, synthesize_all
@@ -39,10 +41,12 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
       What step 2 found, by capability: where some need attention, the others have gone through the rest of the steps.
 
     Raises:
-      InputError: diagnosis retained nothing, or no environment is usable; what was found is in the workdir.
+      InputError: diagnosis retained nothing, or no environment is usable; what was found is in the workdir. Or this is that of a round.
       Unfinished: the LLM did not answer, which it may later, or none of its environments is usable.
     """
     config, workdir = runtime.config, runtime.workdir
+    if workdir.exists(KNOWN):
+        raise InputError(f"--workdir={workdir.place()}: a later round of a run; give the --workdir of the run, and --rounds")
     if not diagnosed(workdir) and (config.analyst != "evidence" or config.generator == "llm"):
         # a missing key or model is said before hours of rollouts
         make_agent(config, workdir, "diagnose", Templates(config.agents.prompts or GENERAL))
@@ -84,7 +88,12 @@ def main(arguments: Arguments) -> None:
       Unfinished: a capability needs attention; all else is done.
     """
     with open_runtime(arguments) as runtime:
-        environments = run(runtime)
+        later = plan_rounds(runtime.config, arguments.rounds)
+        runtime.plan(runtime.stages | later)
+        environments = [(arguments.workdir, run(runtime, later))]
+        environments += improve(runtime, arguments.rounds)
     rich.console.Console().print(report.summary_table(arguments.workdir))
+    print("".join(f"{line}\n" for line in tell_rounds(arguments.workdir)), end="")
     print(f"report: {arguments.workdir.place('report.html')}")
-    require_finished(arguments.workdir, environments, NEEDS_ATTENTION)
+    for workdir, found in environments:
+        require_finished(workdir, found, NEEDS_ATTENTION)

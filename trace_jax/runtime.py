@@ -39,6 +39,7 @@ from trace_jax.batches import BASE, Batches
 from trace_jax.benchmarks.live import episode_seed, live_targets, task_name
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
+from trace_jax.diagnose.select import diagnosed_policy
 from trace_jax.engines import embedded_engine, sgl_jax_engine, sglang_engine
 from trace_jax.errors import InputError
 from trace_jax.fit import fit
@@ -89,7 +90,8 @@ class Runtime:
     def __init__(self, config: Config, workdir: Workdir, progress: Progress, profiled: Collection[int] = ()):
         self.config, self.workdir, self.progress, self.processes = config, workdir, progress, workdir.processes
         self._profiled = frozenset(profiled)
-        self._stages: Mapping[str, float] = {}
+        self.stages: Mapping[str, float] = {}
+        self._prefix = ""
         self._environments: dict[str, Package] = {}
         self._tools: dict[str, list[dict[str, Any]]] = {}
         self._hints: dict[tuple[str, int], str] = {}
@@ -107,12 +109,17 @@ class Runtime:
         self.close()
 
     @contextlib.contextmanager
-    def within(self, workdir: Workdir) -> Iterator[Runtime]:
-        """The same run over another workdir: model, engines and workers are shared, batches are not."""
+    def within(self, workdir: Workdir, prefix: str = "") -> Iterator[Runtime]:
+        """The same run over another workdir: model, engines and workers are shared, batches are not.
+
+        Args:
+          prefix: before the names of its stages in the plan.
+        """
         parts = ("pool", "model", "local_model", "chat", "engine", "jax_engine", "targets")
         shared = {part: getattr(self, part) for part in (*parts, *(["harness"] if self.config.benchmark.name else []))}
         inner = copy.copy(self)
-        inner.__dict__ = {name: value for name, value in self.__dict__.items() if name != "batches"} | shared | {"workdir": workdir}
+        inner.__dict__ = {name: value for name, value in self.__dict__.items() if name != "batches"} | shared
+        inner.workdir, inner._prefix = workdir, prefix
         try:
             yield inner
         finally:
@@ -243,13 +250,14 @@ class Runtime:
 
     def target_of(self, capability: str, package: Package | None = None) -> Package | Target:
         """Whose tools an environment of a capability has: of several domains the one that its package names; without a package the one
-        in which the base failed most often, among those that the library knows the capability of."""
+        in which the agent failed most often, among those that the library knows the capability of."""
         if package is not None:
             return next((target for target in self.targets if target.target == package.target), self.target)
         known = [target for target in self.targets if capability in library(target.target)] or list(self.targets)
         if len(known) == 1:
             return known[0]
-        found = self.workdir.read_shards("base", "train") if self.workdir.shards("base", "train") else ()
+        policy = diagnosed_policy(self.workdir)
+        found = self.workdir.read_shards(policy, "train") if self.workdir.shards(policy, "train") else ()
         failed = collections.Counter(t.environment for t in found if t.error is None and not t.success)
         return max(known, key=lambda target: failed[target.name])
 
@@ -320,7 +328,7 @@ class Runtime:
 
     def plan(self, stages: Mapping[str, float]) -> None:
         """The stages of the command, with the rollouts of each."""
-        self._stages = stages
+        self.stages = stages
         self.progress.plan(stages)
 
     @contextlib.contextmanager
@@ -328,7 +336,7 @@ class Runtime:
         """A stage of the plan: its progress, and its cost in `spent.json`."""
         began, done = time.monotonic(), False
         try:
-            with self.progress.stage(name, self._stages[name]):
+            with self.progress.stage(self._prefix + name, self.stages[self._prefix + name]):
                 yield
             done = True
         finally:

@@ -185,6 +185,9 @@ class DiagnosisSection:
     coverage: float = field(0.10, "rho: smallest share of failed trajectories that lack the capability", "[0, 1]")
     gap: float = field(0.20, "delta: smallest difference of the error rates of failed and passed trajectories", "[0, 1]")
     min_runs: int = field(8, "runs that must pass both thresholds", "[1, inf)")
+    most: int | None = field(
+        None, "capabilities retained at most, those of the largest gap; run --rounds finds the others. none: all", "[1, inf)", changes=True
+    )
     blind: bool = field(False, "hide the outcome from the labeller")
     success: float = field(1.0, "smallest reward that counts as success", "(0, 1]")
     candidates: str = field("", "a candidates.json whose capabilities are labelled; empty: the analyst looks for some")

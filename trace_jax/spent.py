@@ -22,7 +22,7 @@ _SECONDS = "seconds.jsonl"
 def stage_of(folder: str, split: str) -> str:
     """The stage of a run that rolls out `rollouts/<folder>/<split>`; "train" and "heldout" are the splits of the target."""
     if split in ("train", "heldout"):
-        return "rollouts" if (folder, split) == ("base", "train") else "evaluate"
+        return "rollouts" if split == "train" and folder in ("base", "previous") else "evaluate"
     if split.startswith("calibration-"):
         return "synthesize"
     if folder.partition("-")[0] in TRAINED:

@@ -19,7 +19,7 @@ import pathlib
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import google_crc32c
@@ -29,7 +29,7 @@ from trace_jax.errors import InputError
 from trace_jax.processes import ALONE, Processes
 from trace_jax.stores import Store, open_store
 
-_SHARED = "shared.json"  # of a workdir within another: {"levels": folders up to that one, "names": what is that one's}
+_SHARED = "shared.json"  # of a workdir within another: {"levels": folders up to that one, "names": {name here: name there}}
 _RESULTS = ("agents", "rollouts", "diagnosis", "environments", "adapters", "gate", "evaluation")
 _PACKAGES = ("trace-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
@@ -44,7 +44,7 @@ class Workdir:
 
     def __init__(self, store: Store, config: Config | None = None, processes: Processes = ALONE, outer: Workdir | None = None):
         self.config, self.processes = config, processes
-        self._store, self._outer, self._shared = store, outer, frozenset()
+        self._store, self._outer, self._shared = store, outer, {}
         self._held = store  # what is to be given back: a workdir that was opened by itself may lie in another, which is held for it
 
     @classmethod
@@ -94,8 +94,8 @@ class Workdir:
 
     def place(self, name: str = "") -> str:
         """Where people find the workdir, or a file or folder of it: a path, or an address in a bucket."""
-        if self._of_outer(name):
-            return self._outer.place(name)
+        if (there := self._of_outer(name)) is not None:
+            return self._outer.place(there)
         return f"{self._store.address}/{name}" if name else self._store.address
 
     # the same to libraries that write to either: orbax
@@ -111,7 +111,8 @@ class Workdir:
 
     def local(self, name: str) -> pathlib.Path:
         """A file or folder of this machine with what the name holds, for libraries to read; there may be none."""
-        return self._outer.local(name) if self._of_outer(name) else self._store.local(name)
+        there = self._of_outer(name)
+        return self._store.local(name) if there is None else self._outer.local(there)
 
     def log(self, name: str) -> pathlib.Path:
         """A file or folder of this machine that this process alone writes, little by little. A bucket gets a copy now and then, and a last
@@ -122,19 +123,22 @@ class Workdir:
         """Removes a file or a folder."""
         self.processes.agree(lambda: self._store.remove(name))
 
-    def within(self, name: str, shared: Iterable[str] = ()) -> Workdir:
+    def within(self, name: str, shared: Iterable[str] | Mapping[str, str] = ()) -> Workdir:
         """A folder of this workdir as a workdir of its own, held by the same run. Later it may be opened by itself.
 
         Args:
-          shared: names of folders that are this one's, as far as they are there.
+          shared: names of folders that are this one's, as far as they are there, and are only read; with the names that they have here
+            where these are others.
         """
+        wanted = shared if isinstance(shared, Mapping) else {folder: folder for folder in shared}
         inner = Workdir(self._store.at(name), self.config, self.processes, outer=self)
         inner._shared = inner._read_shared()
 
         def share() -> None:
             inner._store.make()
-            names = sorted(inner._shared | {folder for folder in shared if self.exists(folder) and not inner._store.exists(folder)})
-            if names != sorted(inner._shared):
+            found = {here: there for here, there in wanted.items() if self.exists(there) and not inner._store.exists(here)}
+            if names := {here: there for here, there in sorted(found.items()) if here not in inner._shared}:
+                names = {**inner._shared, **names}
                 inner.write_json(_SHARED, {"levels": len(pathlib.PurePosixPath(name).parts), "names": names})
             if not inner._store.exists("config.json") and self.exists("config.json"):
                 inner.write_json("config.json", self.read_json("config.json"))
@@ -147,8 +151,8 @@ class Workdir:
         """Whether there is a file or folder of that name."""
 
         def found() -> bool:
-            if self._of_outer(name):
-                return self._outer.exists(name)
+            if (there := self._of_outer(name)) is not None:
+                return self._outer.exists(there)
             return self._store.exists(name) or any(folder.startswith(f"{name}/") for folder in self._shared)
 
         return self.processes.agree(found)
@@ -161,10 +165,10 @@ class Workdir:
         """
 
         def names() -> list[str]:
-            if self._of_outer(name):
-                return [] if own else self._outer.list(name)
-            below = [folder for folder in self._shared if not own and (not name or folder.startswith(f"{name}/"))]
-            return sorted({*self._store.list(name), *(file for folder in below for file in self._outer.list(folder))})
+            if (there := self._of_outer(name)) is not None:
+                return [] if own else self._list_outer(name, there)
+            below = [pair for pair in self._shared.items() if not own and (not name or pair[0].startswith(f"{name}/"))]
+            return sorted({*self._store.list(name), *(file for pair in below for file in self._list_outer(*pair))})
 
         return self.processes.agree(names)
 
@@ -267,16 +271,21 @@ class Workdir:
         return self.read_json(name)["shards"] if self.exists(name) else {}
 
     def _read(self, name: str) -> bytes:
-        if self._of_outer(name):
-            return self._outer._read(name)
+        if (there := self._of_outer(name)) is not None:
+            return self._outer._read(there)
         try:
             return self._store.read(name)
         except FileNotFoundError as error:
             raise InputError(f"{self.place(name)}: no such file; the step that writes it has not run in this workdir") from error
 
-    def _of_outer(self, name: str) -> bool:
-        """Whether a file or folder is the workdir's that this one lies in."""
-        return any(name == folder or name.startswith(f"{folder}/") for folder in self._shared)
+    def _of_outer(self, name: str) -> str | None:
+        """The name in the workdir that this one lies in, of a file or folder that is that one's."""
+        found = (there + name[len(here) :] for here, there in self._shared.items() if name == here or name.startswith(f"{here}/"))
+        return next(found, None)
+
+    def _list_outer(self, here: str, there: str) -> list[str]:
+        """The files of a folder that is the outer workdir's, by their names here."""
+        return [here + file[len(there) :] for file in self._outer.list(there)]
 
     def _find_outer(self) -> None:
         """The workdir that this one lies in, where it shares something of it."""
@@ -285,8 +294,8 @@ class Workdir:
             self._outer._find_outer()
             self._held, self._shared = self._outer._held, self._read_shared()
 
-    def _read_shared(self) -> frozenset[str]:
-        return frozenset(self.read_json(_SHARED)["names"] if self.exists(_SHARED) else ())
+    def _read_shared(self) -> dict[str, str]:
+        return self.read_json(_SHARED)["names"] if self.exists(_SHARED) else {}
 
     def _adopt(self, config: Config | None, resume: bool = True, *, write: bool = False) -> None:
         """Takes the stored config, or stores the one given."""

@@ -163,6 +163,18 @@ def test_fitting_lowers_the_loss_and_routes_what_matters_to_its_slot():
     assert tiny.relative(gate, again) == 0
 
 
+def test_a_gate_that_grows_learns_its_new_slots_and_keeps_every_bit_of_the_old():
+    config = WarmStartConfig(learning_rate=0.05, base_bias=1.0)
+    old, _ = warm_start().fit(measured(), config)
+    old = jax.tree.map(lambda x: x[..., :3], old)  # as if the third adapter were new
+    gate, metrics = warm_start().fit(measured(), config, old=old)
+    assert all(np.array_equal(a[..., :3], b) for a, b in zip(jax.tree.leaves(gate), jax.tree.leaves(old), strict=True))
+    assert metrics["loss"][-1] < 0.8 * metrics["loss"][0]
+    d, logits = measured(), warm_start().gate_logits(gate, measured())
+    new = (logits.argmax(-1) == 3)[:, d.response > 0]
+    assert new[:, d.slot[d.response > 0] == 3].mean() > 0.5 > 0.2 > new[:, d.slot[d.response > 0] != 3].mean()
+
+
 def test_prompt_tokens_go_to_the_base():
     gate, _ = warm_start().fit(measured(), WarmStartConfig(learning_rate=0.05, base_bias=0.0, base_weight=1.0, kl_clip=1e-3))
     d = measured()

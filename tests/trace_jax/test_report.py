@@ -286,6 +286,26 @@ def test_no_figure_of_the_terminal_table_is_cut_in_eighty_columns(whole):
     assert set(re.findall(r"\d+\.\d", wide)) == set(re.findall(r"\d+\.\d", narrow))
 
 
+def test_rounds_are_shown_where_there_are_several(workdir, whole):
+    assert "rounds" not in whole[1].sections
+    add_all(workdir)
+    same = {"still_lacking": [], "unusable": [], "interval": [0.5, 0.7], "paired": None, "rollouts": 1200}
+    agents = [CAPABILITIES[:2], CAPABILITIES, CAPABILITIES]
+    entries = [
+        same | {"round": n, "capabilities": agent, "new": agent[2:] if n == 2 else [], "composed": "gate", "rate": 0.5 + n / 20}
+        for n, agent in enumerate(agents, 1)
+    ]
+    entries[1] |= {"paired": {"difference": 0.05, "interval": [-0.01, 0.11]}, "still_lacking": [HOSTILE.replace("\ud800", "")]}
+    entries[2] |= {"unusable": ["policy_compliance"]}
+    workdir.write_json("rounds.json", {"rounds": entries})
+    report.write_report(workdir)
+    page = Page(workdir.read_bytes("report.html").decode())
+    said = page.said("rounds")
+    assert CAPABILITIES[2] in said and "60.0" in said and "+5.0" in said and "no usable environment: policy_compliance" in said
+    assert said.count("the agent stays as it was") == 1 and ("a", {"href": "#rounds"}) in page.tags
+    assert "<script>alert" not in page.source
+
+
 def test_a_difference_is_paired_over_shared_tasks():
     def result(solved, *more):
         tasks = {str(n): {"trials": 1, "successes": int(n < solved)} for n in range(100)} | {

@@ -72,7 +72,7 @@ def figures(workdir: pathlib.Path) -> dict[str, object]:
             data = [{k: v for k, v in row.items() if not k.startswith("seconds") and k != "compiles"} for row in rows]
         elif name.endswith("certificate.json"):
             data = json.loads(data) | {"when": ""}
-        elif name == "spent.json":
+        elif path.name == "spent.json":
             stages = json.loads(data)["stages"]
             data = {stage: (cost["rollouts"], cost["sampled_tokens"]) for stage, cost in stages.items()}
         found[name] = data

@@ -242,6 +242,15 @@ def test_a_workdir_within_another_shares_what_it_is_told_to(tmp_path):
         inner.write_json("evaluation/composed.json", {})
         assert not workdir.exists("evaluation/composed.json")
         assert inner.list("rollouts", own=True) == [] and inner.list("rollouts") == ["rollouts/base/gate-x/manifest.json"]
+        workdir.write_json("capabilities/1/adapters/y.json", {"y": 1})
+        other = workdir.within("capabilities/2", {"adapters/z": "adapters/x", "mine": "capabilities/1/evaluation"})
+        assert other.read_json("adapters/z/summary.json") == {"x": 1} and other.list() == [
+            "adapters/z/summary.json",
+            "config.json",
+            "mine/composed.json",
+            "shared.json",
+        ]
+        assert other.place("mine/composed.json") == workdir.place("capabilities/1/evaluation/composed.json")
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     with Workdir.open(moved / "capabilities/1") as inner:  # by itself, and elsewhere
         assert inner.read_json("adapters/x/summary.json") == {"x": 1} and inner.local("adapters/x/summary.json").exists()

@@ -27,7 +27,7 @@ from trace_jax.diagnose.evidence import Candidate
 from trace_jax.diagnose.llm import LLMAnalyst
 from trace_jax.diagnose.report import print_agreement, print_diagnosis, print_usage
 from trace_jax.diagnose.rules import RULES, EvidenceAnalyst
-from trace_jax.diagnose.select import decode_candidates, decode_selection
+from trace_jax.diagnose.select import decode_candidates, decode_selection, diagnosed_policy, read_known
 from trace_jax.errors import InputError
 from trace_jax.hygiene import MINED, warn_of_test_splits, write_mined
 from trace_jax.progress import Progress
@@ -58,11 +58,12 @@ def diagnosed(workdir: Workdir) -> bool:
 
 
 def _rollouts(workdir: Workdir) -> Iterable[Trajectory]:
-    if not workdir.shards("base", "train"):
+    policy = diagnosed_policy(workdir)
+    if not workdir.shards(policy, "train"):
         raise InputError(
             f"{workdir.place()}: no rollouts to diagnose; run trace-jax rollout --policy=base --split=train, or give --results=FILE"
         )
-    return workdir.read_shards("base", "train")
+    return workdir.read_shards(policy, "train")
 
 
 def _diagnose(
@@ -95,6 +96,8 @@ def _diagnose(
         seed=config.seed,
         blind=settings.blind,
         write=workdir.write_bytes if workdir else None,
+        known=(workdir is not None and read_known(workdir)) or (),
+        most=settings.most,
         previous=decode_selection(workdir.read_json(_SELECTION), workdir.place(_SELECTION)) if earlier else (),
     )
 

@@ -119,6 +119,8 @@ def diagnose(
     blind: bool = False,
     write: Callable[[str, bytes], None] | None = None,
     previous: Sequence[dict[str, Any]] = (),
+    known: Sequence[dict[str, Any]] = (),
+    most: int | None = None,
 ) -> Diagnosis:
     """Finds the capabilities that the agent lacks.
 
@@ -132,6 +134,7 @@ def diagnose(
       blind: hides the outcome from the labeller.
       write: receives the files of `diagnosis/`; None writes none.
       previous: entries of an earlier selection whose environments are kept.
+      known, most: as in `select`.
 
     Raises:
       InputError: no graded trajectory, two of one id, or thresholds that no run can meet.
@@ -172,6 +175,12 @@ def diagnose(
     figures = aggregate(labelled, coverage=coverage, gap=gap, min_runs=min_runs, seed=seed) if candidates else []
     shared = overlaps(labelled)
     notes += _notes(graded, figures, candidates, analyst, shared)
+    selection = select(figures, {c.name: c.description for c in candidates}, previous, known=known, most=most)
+    selected = {entry["skill"] for entry in selection}
+    if cut := [f.capability for f in figures if f.passes_consistency and f.capability not in selected]:
+        notes.append(f"Retained, but beyond diagnosis.most = {most}, so left for another round: {', '.join(cut)}.")
+    if again := [f.capability for f in figures if f.passes_consistency and f.capability in {entry["skill"] for entry in known}]:
+        notes.append(f"Still lacking, though the agent has an adapter for it: {', '.join(again)}.")
     nothing = do_nothing_tasks(graded)
     diagnosis = Diagnosis(
         candidates=candidates,
@@ -183,7 +192,7 @@ def diagnose(
         do_nothing=nothing,
         passed_do_nothing=sum(t.success and _task(t) in set(nothing) for t in graded),
         notes=notes,
-        selection=select(figures, {c.name: c.description for c in candidates}, previous),
+        selection=selection,
         thresholds={"coverage": coverage, "gap": gap, "min_runs": min_runs, "runs": runs, "analyst": analyst.name, "blind": blind}
         | analyst.record,
         agreement=compared,

@@ -1,6 +1,7 @@
 """`selected_capabilities.json`: the retained capabilities, in the published form, from their selection to their finished environment.
 
-Keys that we do not know are kept: other tools add their own.
+Keys that we do not know are kept: other tools add their own. In a later round of a run the agent that is diagnosed has adapters already;
+the entries of their capabilities stand in `known_capabilities.json`, and first in the selection.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from trace_jax.agents.redaction import shorten
 from trace_jax.diagnose.aggregate import Figures
 from trace_jax.diagnose.evidence import RESERVED, is_name
 from trace_jax.errors import InputError
+from trace_jax.workdir import Workdir
 
+KNOWN = "diagnosis/known_capabilities.json"
 PENDING, DONE = "PENDING", "DONE"
 _EXAMPLES = 8
 _NUMBERS = ("mean_cov", "std_cov", "mean_delta", "std_delta")
@@ -21,17 +24,37 @@ _KNOWN = ("skill", "description", *_NUMBERS, "n_runs_passed", "n_runs_total", "p
 _FINISHED = ("environment_path", "environment_module", "reward_distribution")
 
 
-def select(figures: Sequence[Figures], descriptions: Mapping[str, str], previous: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+def read_known(workdir: Workdir) -> list[dict[str, Any]] | None:
+    """The entries of the capabilities for which the diagnosed agent has adapters; None in round 1, where it is the base."""
+    return decode_selection(workdir.read_json(KNOWN), KNOWN) if workdir.exists(KNOWN) else None
+
+
+def diagnosed_policy(workdir: Workdir) -> str:
+    """The policy whose train rollouts are diagnosed: the base, in a later round the composed agent of the round before."""
+    return "previous" if workdir.exists(KNOWN) else "base"
+
+
+def select(
+    figures: Sequence[Figures],
+    descriptions: Mapping[str, str],
+    previous: Sequence[Mapping[str, Any]] = (),
+    *,
+    known: Sequence[Mapping[str, Any]] = (),
+    most: int | None = None,
+) -> list[dict[str, Any]]:
     """The entries of the retained capabilities, in the order of `figures`.
 
     Args:
       descriptions: capability to its definition.
       previous: entries of an earlier selection; status, environment and unknown keys of a capability that is retained again are kept.
+      known: entries of capabilities that have an adapter; they come first, as they are.
+      most: of the others at most so many.
     """
     earlier = {entry["skill"]: entry for entry in previous}
-    entries = []
+    names = {entry["skill"] for entry in known}
+    entries: list[dict[str, Any]] = []
     for f in figures:
-        if f.passes_consistency:
+        if f.passes_consistency and f.capability not in names and (most is None or len(entries) < most):
             kept = {k: v for k, v in earlier.get(f.capability, {}).items() if k not in _KNOWN}
             entries.append(
                 {
@@ -46,7 +69,7 @@ def select(figures: Sequence[Figures], descriptions: Mapping[str, str], previous
                     **kept,
                 }
             )
-    return entries
+    return [*map(dict, known), *entries]
 
 
 def finished(

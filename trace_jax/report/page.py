@@ -56,6 +56,7 @@ def render(read: Reader) -> str:
         evaluation=sections.evaluation(read, results, styles),
         missing_policies=[p for p in sections.evaluated_policies(stored) if results and p != "adapters" and p not in results],
         diagnosis=diagnosis,
+        rounds=sections.rounds(read),
         environments=sections.environments(read, styles),
         training=sections.training(read, styles),
         gate=gate,

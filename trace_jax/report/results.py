@@ -171,6 +171,8 @@ def _spent(read: Reader) -> dict[str, int]:
 
 
 def _meaning(policy: str, routing: Mapping[str, Any]) -> str:
+    if policy == COMPOSED and routing.get("composed") == "previous":
+        return "the gate was not kept; this is the agent of the round before"
     if policy == COMPOSED and routing and not routing["kept"]:
         return f"the gate was not kept; this is {routing['composed']}"
     return "one adapter on every token" if policy.startswith("adapter:") else _MEANING.get(policy, "a baseline")

@@ -14,6 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from trace_jax.config import Config, EvaluationSection
+from trace_jax.diagnose.select import KNOWN
 from trace_jax.report import results as found
 from trace_jax.report.charts import Bar, Series, bars, histogram, lines, stacks, whisker
 from trace_jax.report.reader import Reader, find_trajectories
@@ -98,7 +99,7 @@ def progress(read: Reader) -> list[tuple[str, str, bool]]:
     usable = [c for c, result in calibrations.items() if result and result.get("usable", result["verdict"] == "ok")]
     names = read.list("evaluation")
     return [
-        ("base rollouts", "rollout --policy=base --split=train", any(n.endswith(".jsonl.zst") for n in read.list("rollouts/base/train"))),
+        ("base rollouts", "rollout --policy=base --split=train", any(n.endswith(".jsonl.zst") for n in read.list(_diagnosed(read)))),
         ("diagnosis", "diagnose", read.json("diagnosis/selected_capabilities.json") is not None),
         ("environments", "synthesize", bool(retained) and all(calibrations.values())),
         ("adapters", "train", bool(usable) and all(read.json(f"adapters/{c}/summary.json") for c in usable)),
@@ -162,7 +163,7 @@ def _examples(read: Reader) -> dict[str, list[Example]]:
             if label["value"] == value and label.get("passed", passed) == passed and taken[label["capability"]] < count:
                 taken[label["capability"]] += 1
                 chosen[label["capability"]].append(label)
-    trajectories = find_trajectories(read, "rollouts/base/train", {label["trajectory"] for rows in chosen.values() for label in rows})
+    trajectories = find_trajectories(read, _diagnosed(read), {label["trajectory"] for rows in chosen.values() for label in rows})
 
     def message(label: Mapping[str, Any]) -> dict[str, Any] | None:
         messages = trajectories[label["trajectory"]].messages if label["trajectory"] in trajectories else []
@@ -177,6 +178,20 @@ def _examples(read: Reader) -> dict[str, list[Example]]:
         ]
         for name, rows in chosen.items()
     }
+
+
+def _diagnosed(read: Reader) -> str:
+    """The folder of the rollouts that were diagnosed: of the base, in a later round of the agent of the round before."""
+    return f"rollouts/{'base' if read.json(KNOWN) is None else 'previous'}/train"
+
+
+def rounds(read: Reader) -> list[dict[str, Any]]:
+    """The rounds, with what their agents are in words; none where there was one round only."""
+    shown = []
+    for entry in (read.json("rounds.json") or {"rounds": []})["rounds"]:
+        told = "the agent stays as it was" if entry["round"] > 1 and (entry["composed"] == "previous" or not entry["new"]) else ""
+        shown.append(entry | {"told": told})
+    return shown
 
 
 def environments(read: Reader, styles: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -80,6 +80,8 @@ def _gate(routing: Mapping[str, Any]) -> str:
     figures = f"{percent(rates['gate'])} with the gate" if "gate" in rates else ""
     figures += f", {percent(rates[best])} with the best single adapter" if best and figures else ""
     where = f" on unseen seeds of the capability environments ({figures})" if figures else ""
+    if routing["composed"] == "previous":
+        return f"The token gate was not kept: it did no better than the agent of the round before{where}, which composed still is."
     if routing["kept"]:
         return f"The token gate was kept: it did better than every single adapter{where}."
     return f"The token gate was not kept: it did no better than the best single adapter{where}. So composed is {routing['composed']}."

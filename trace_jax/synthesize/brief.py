@@ -18,7 +18,7 @@ from trace_jax.agents.budget import estimate_tokens
 from trace_jax.agents.templates import Templates
 from trace_jax.diagnose.compaction import compact
 from trace_jax.diagnose.evidence import LACKING
-from trace_jax.diagnose.select import decode_selection
+from trace_jax.diagnose.select import decode_selection, diagnosed_policy
 from trace_jax.errors import InputError
 from trace_jax.runtime import Runtime
 from trace_jax.synthesize.handin import KNOBS
@@ -112,9 +112,10 @@ def shorten(text: str, tokens: int) -> str:
 
 def _trajectories(runtime: Runtime, ids: set[str]) -> dict[str, Trajectory]:
     """Those of the base's train rollouts; a diagnosis of other tools' files names ids that the workdir has not."""
-    if not ids or not runtime.workdir.shards("base", "train"):
+    policy = diagnosed_policy(runtime.workdir)
+    if not ids or not runtime.workdir.shards(policy, "train"):
         return {}
-    return {t.id: t for t in runtime.workdir.read_shards("base", "train") if t.id in ids}
+    return {t.id: t for t in runtime.workdir.read_shards(policy, "train") if t.id in ids}
 
 
 def _reasons(labels: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:

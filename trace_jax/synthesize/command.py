@@ -9,7 +9,7 @@ rounds needs a person's attention, and the selection and the exit code say so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from envs.builtin import library, load_builtin
@@ -62,16 +62,17 @@ def record(runtime: Runtime, results: Mapping[str, Mapping[str, Any]]) -> None:
     runtime.workdir.write_json(_SELECTION, selection)
 
 
-def synthesize_all(runtime: Runtime, only: str | None = None) -> dict[str, dict[str, Any]]:
-    """Step 2 for every retained capability, or for one.
+def synthesize_all(runtime: Runtime, only: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Step 2 for every retained capability, or for some.
 
     Raises:
-      InputError: `only` was not retained.
+      InputError: one of `only` was not retained.
     """
     retained = runtime.retained()
-    if only is not None and only not in retained:
-        raise InputError(f"--capability={only}: not retained; retained are {', '.join(retained) or 'none'}")
-    asked = [capability for capability in retained if only in (None, capability)]
+    for capability in only or ():
+        if capability not in retained:
+            raise InputError(f"--capability={capability}: not retained; retained are {', '.join(retained) or 'none'}")
+    asked = [capability for capability in retained if only is None or capability in only]
     if runtime.config.generator == "llm":
         results = generate(runtime, asked)
     else:
@@ -103,7 +104,7 @@ def main(arguments: Arguments) -> None:
       Unfinished: the LLM gave no answer, or no package of its that can be used.
     """
     with open_runtime(arguments, "synthesize") as runtime:
-        results = synthesize_all(runtime, arguments.capability)
+        results = synthesize_all(runtime, [arguments.capability] if arguments.capability else None)
     for capability, result in results.items():
         base = f", success {result['success_rate']:.3f} of the base" if "success_rate" in result else ""
         reasons = "".join(f"; {reason}" for reason in result["reasons"])

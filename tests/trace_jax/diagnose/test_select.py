@@ -52,6 +52,14 @@ def test_a_finished_entry_survives_a_new_selection():
     assert again[1]["status"] == "PENDING"
 
 
+def test_what_has_an_adapter_comes_first_and_only_so_many_others_are_retained():
+    done = finished({**PUBLISHED, "skill": "b"}, "environments/b", "environment", {"mean_reward": 0.4})
+    found = [figures("a"), figures("b"), figures("c", kept=False), figures("d"), figures("e")]
+    entries = select(found, {}, known=[done], most=2)
+    assert [e["skill"] for e in entries] == ["b", "a", "d"] and entries[0] == done
+    assert [e["skill"] for e in select(found, {}, most=1)] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
