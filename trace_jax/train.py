@@ -213,7 +213,8 @@ def load_adapter(runtime: Runtime, capability: str) -> AdapterBank:
     try:
         return load_peft(workdir.local(f"{folder}/hf"), runtime.model.config)
     except CheckpointError as error:
-        raise InputError(f"{error}; remove {workdir.place(f'{folder}/summary.json')} and run trace-jax train again") from error
+        remove = workdir.place(f"{folder}/summary.json")
+        raise InputError(f"{error}; remove {remove} and run trace-jax train --capability={capability}") from error
 
 
 @functools.lru_cache(maxsize=1)

@@ -111,7 +111,7 @@ def test_the_config_may_be_left_out_once_the_workdir_has_one(probe, capsys):
         (["probe", "--config=quickstart", "--workdir=x", "--policy=base", "extra"], "takes flags only, found extra"),
         (["probe", "--config=quickstart", "--workdir=x", "--policy=base", "--config.train.rnk=3"], "did you mean 'train.rank'"),
         (["probe", "--config=quickstart", "--workdir=x", "--policy=base", "--config.seed"], "write --config.seed=VALUE"),
-        (["probe", "--config=quickstart", "--workdir=gs://b/x", "--policy=base"], "local folders only"),
+        (["probe", "--config=quickstart", "--workdir=gs://b/x", "--policy=base"], "give gs://BUCKET/PREFIX"),
         (["probe", "--config=quickstart", "--workdir=/dev/null/x", "--policy=base"], "/dev/null/x"),
     ],
 )

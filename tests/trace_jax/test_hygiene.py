@@ -71,7 +71,7 @@ def test_result_files_that_were_mined_are_remembered(workdir):
 
 
 def test_a_damaged_shard_is_named(workdir):
-    path = workdir.local("rollouts/base/train/00000.jsonl.zst")
+    path = workdir.log("rollouts/base/train/00000.jsonl.zst")
     for data in (b"no zstandard", zstandard.compress(b'{"task_id":"1"}\n')):
         path.write_bytes(data)
         with pytest.raises(InputError, match=r"00000\.jsonl\.zst: .*roll out again"):
