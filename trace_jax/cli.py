@@ -10,37 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import errno
 import importlib
 import importlib.util
 import os
 import pathlib
-import select
-import signal
-import sys
-import tempfile
-import threading
-import traceback
-from collections.abc import Iterator
 
 from absl import flags
 
 from envs.base import SandboxError
 from trace_jax import config as configs
-from trace_jax.agents.redaction import redact
 from trace_jax.config import ROOT, Config
+from trace_jax.endings import GO_ON, Terminated, complain, crash, reader_left, signals_raise
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.fields import fields, nearest, type_name
-from trace_jax.job import GO_ON, cause, find_job, join, tell
+from trace_jax.job import cause, find_job, join
 from trace_jax.libtpu import expect_no_tpu_without_chips
 from trace_jax.processes import ALONE
 from trace_jax.roll_call import facts
 from trace_jax.workdir import Workdir, stored_config
-
-
-class Terminated(BaseException):
-    """SIGTERM, as an exception of the main thread."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +88,6 @@ class Command:
         return importlib.util.find_spec(self.module) is not None
 
 
-_NEWS = 2  # seconds in which a process hears that another was lost, in the midst of a step of both
 _TOGETHER = ("coordinator", "num_processes", "process_id")  # of the commands that several processes may run together
 
 COMMANDS = {
@@ -238,7 +224,7 @@ def main(argv: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         workdir: Workdir | None = None
         try:
-            stack.enter_context(_signals_raise())
+            stack.enter_context(signals_raise())
             check_packages()
             words = [word for word in argv if word not in ("--help", "-h")]
             if not words:
@@ -262,20 +248,20 @@ def main(argv: list[str]) -> int:
             )
             return 0
         except InputError as error:
-            return _complain(str(error), 2)
+            return complain(str(error), 2)
         except Unfinished as error:
-            return _complain(str(error), 1)
+            return complain(str(error), 1)
         except SandboxError as error:
-            return _complain(f"config field 'rollout.sandbox': {error}; {GO_ON}", 1)
+            return complain(f"config field 'rollout.sandbox': {error}; {GO_ON}", 1)
         except KeyboardInterrupt:
-            return _complain(f"interrupted; {GO_ON}", 130)
+            return complain(f"interrupted; {GO_ON}", 130)
         except Terminated:
             lost = cause()  # of another process, which is why this one was told to end
-            return _complain(f"{lost or 'terminated'}; {GO_ON}", 1 if lost else 143)
+            return complain(f"{lost or 'terminated'}; {GO_ON}", 1 if lost else 143)
         except BrokenPipeError as error:
-            return 1 if _reader_left() else _crash(error, workdir, argv)
+            return 1 if reader_left() else crash(error, workdir, argv)
         except Exception as error:  # the last frame of the program: nothing is swallowed, the traceback goes to a file
-            return _crash(error, workdir, argv)
+            return crash(error, workdir, argv)
 
 
 def overview() -> str:
@@ -381,80 +367,3 @@ def _config(values: dict, overrides: list[tuple[str, str]], command: Command) ->
         where = f"{workdir} holds none yet: " if workdir else ""
         raise InputError(f"--config is missing: {where}give one of {', '.join(configs.config_names())}, or a PATH.py")
     return configs.override(stored or Config(), overrides).validate()
-
-
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGTERM raises `Terminated`. What a signal raises in a callback of the garbage collector (JAX has one), or where an object ends, is
-    forgotten by Python; that signal is sent again."""
-
-    def handler(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break the saving
-        raise Terminated
-
-    def forgotten(unraisable: sys.UnraisableHookArgs) -> None:
-        number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(unraisable.exc_type)
-        if number is None:
-            hook(unraisable)
-            return
-        if number == signal.SIGTERM:
-            signal.signal(number, handler)
-        # a little later: this callback would forget it too
-        threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, number]).start()
-
-    before, hook = signal.signal(signal.SIGTERM, handler), sys.unraisablehook
-    sys.unraisablehook = forgotten
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook
-        signal.signal(signal.SIGTERM, before)
-
-
-def _complain(message: str, code: int) -> int:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is over; one that another process causes must not break what is said here
-    line = " ".join(message.split())
-    print(f"trace-jax: {line}", file=sys.stderr)
-    tell(code, line)
-    return code
-
-
-def _crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if _disk_full(error):
-        place = f" ({workdir.place()})" if workdir else ""
-        return _complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
-    log = _log_traceback(workdir, argv)
-    if lost := cause(_NEWS):  # the error may be no more than what follows from it
-        return _complain(f"{lost}; {GO_ON} ({type(error).__name__} here: traceback in {log})", 1)
-    return _complain(f"{type(error).__name__}: {redact(str(error))}; traceback in {log}", 1)
-
-
-def _reader_left() -> bool:
-    """Whether it is our own output that nobody reads any more, as with `trace-jax ... | head`, and not a worker's pipe."""
-    poll = select.poll()
-    poll.register(1, 0)
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains at its exit
-    return True
-
-
-def _disk_full(error: BaseException | None) -> bool:
-    """Libraries wrap the system's error in their own, with its text."""
-    while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _log_traceback(workdir: Workdir | None, argv: list[str]) -> str:
-    """Where the traceback is."""
-    index = workdir.processes.index if workdir else 0
-    name = f"error{f'-{index}' if index else ''}.log"
-    path = workdir.log(name) if workdir else pathlib.Path(tempfile.mkdtemp(prefix="trace-jax-")) / name
-    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-    with path.open("a") as file:
-        file.write(redact(f"{now}  trace-jax {' '.join(argv)}\n{traceback.format_exc()}\n"))
-    return workdir.place(name) if workdir else str(path)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trace_jax import __main__, cli
+from trace_jax import __main__, cli, endings
 from trace_jax.sections import ROOT
 from trace_jax.workdir import Workdir
 
@@ -142,7 +142,7 @@ def test_neither_the_traceback_nor_what_is_said_of_it_holds_a_key(probe, capsys,
     assert cli.main([*probe, "--policy=crash", "--config.name=opensesame", "--config.target.package=http://me:pw@host"]) == 1
     log = (tmp_path / "run" / "error.log").read_text()
     assert "ZeroDivisionError" in log and "opensesame" not in log and "pw" not in log
-    cli._crash(RuntimeError("{'Authorization': 'Bearer opensesame'}"), None, [])
+    endings.crash(RuntimeError("{'Authorization': 'Bearer opensesame'}"), None, [])
     assert "opensesame" not in capsys.readouterr().err
 
 
