@@ -21,7 +21,8 @@ from rl.engines.sglang import Limits, ServerSettings, SGLangEngine, reference_of
 from trace_jax.base_model import local_weights
 from trace_jax.config import Config
 from trace_jax.errors import InputError
-from trace_jax.processes import Processes
+from trace_jax.stores import is_remote
+from trace_jax.workdir import Workdir
 
 API_KEY = "SGLANG_API_KEY"  # the variable that holds it
 
@@ -38,26 +39,33 @@ def embedded_engine(config: Config, model: CausalLM) -> JaxEngine:
         raise InputError(f"config field 'train.router_replay': {error}") from error
 
 
-def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder: Path, progress: Callable[[str], object]) -> Engine:
+def sglang_engine(config: Config, model: CausalLM, workdir: Workdir, progress: Callable[[str], object]) -> Engine:
     """An engine on SGLang servers: those of `servers.urls`, of several processes each its share, else servers of its own.
 
     Args:
-      folder: for adapters and logs; the servers read it under the same name.
+      workdir: gets their logs, and the adapters unless `servers.folder` does.
       progress: told how many servers have started.
 
     Raises:
       InputError: a server cannot be used or does not start, or there are fewer than processes.
     """
-    settings, rollout = config.servers, config.rollout
+    settings, rollout, processes = config.servers, config.rollout, workdir.processes
+    name = f"servers/{processes.index}"
     share = settings.urls[processes.index :: processes.count]
     if settings.urls and not share:
         raise InputError(
             f"config field 'servers.urls': {len(settings.urls)} servers for {processes.count} processes; each loads its adapters into "
             "servers of its own: give at least as many"
         )
+    if share and not settings.folder and is_remote(workdir.place()):
+        raise InputError(
+            f"config field 'servers.folder': servers load no adapters from {workdir.place()}; give a folder that they and all processes "
+            "of the run see under one name"
+        )
     if share:
         progress(f"asking {', '.join(share)}")
-    shutil.rmtree(folder / "adapters", ignore_errors=True)  # those of a run that was killed; no name is used again
+    folder = Path(settings.folder, name).absolute() if settings.folder else workdir.local(f"{name}/adapters")
+    shutil.rmtree(folder, ignore_errors=True)  # those of a run that was killed; no name is used again
     try:
         servers = share or start_servers(
             local_weights(config.model, "SGLang servers read a local folder"),
@@ -75,7 +83,7 @@ def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder:
                 memory=settings.memory,
                 options=shlex.split(settings.options),
             ),
-            logs=folder,
+            logs=workdir.log(name),
             count=settings.count,
             python=shlex.split(settings.python) or sys.executable,
             deadline=settings.start,
@@ -84,7 +92,7 @@ def sglang_engine(config: Config, model: CausalLM, processes: Processes, folder:
         return SGLangEngine(
             servers,
             config=model.config,
-            folder=folder / "adapters",
+            folder=folder,
             lanes=rollout.lanes,
             context=rollout.context,
             experts=config.train.router_replay,

@@ -200,8 +200,7 @@ class Runtime:
             return self.jax_engine
         if self.config.rollout.engine == "sgl_jax":
             return sgl_jax_engine(self.config, self.local_model)
-        folder = self.workdir.log(f"servers/{self.processes.index}")
-        return sglang_engine(self.config, self.local_model, self.processes, folder, lambda text: self.progress.advance(0, text))
+        return sglang_engine(self.config, self.local_model, self.workdir, lambda text: self.progress.advance(0, text))
 
     @functools.cached_property
     def batches(self) -> Batches:

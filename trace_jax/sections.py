@@ -134,6 +134,9 @@ class ServersSection:
     """SGLang servers, for rollout.engine=sglang."""
 
     urls: tuple[str, ...] = field((), "addresses such as http://host:30000; empty: servers are started on this machine", changes=True)
+    folder: str = field(
+        "", "where servers read adapters, under one name here and there; empty: in the workdir, which must not be a bucket", changes=True
+    )
     count: int = field(1, "servers to start", "[1, inf)", changes=True)
     python: str = field("", "program that has sglang, with a command before it if need be; empty: this one", changes=True)
     device: str = field("cuda", "what started servers run on", ("cuda", "cpu"), changes=True)

@@ -15,8 +15,11 @@ from trace_jax import train
 from trace_jax.agreement import FILE
 from trace_jax.engines import sglang_engine
 from trace_jax.errors import InputError
+from trace_jax.policies import load_mixture
 from trace_jax.processes import Processes
+from trace_jax.stores import open_store
 from trace_jax.train import initial_adapter, load_adapter, train_adapter
+from trace_jax.workdir import Workdir
 
 ONE = "precondition_verification"
 
@@ -59,7 +62,17 @@ def test_a_server_that_runs_the_base_for_an_adapter_is_refused_before_the_first_
 def test_processes_share_servers_and_none_is_without(tmp_path, checkpoint, server):
     with tiny.open_tiny(tmp_path, checkpoint, rollout__engine="sglang", servers__urls=server.url) as runtime:
         with pytest.raises(InputError, match="'servers.urls': 1 servers for 2 processes"):
-            sglang_engine(runtime.config, runtime.model, Processes(1, 2), tmp_path, print)
+            sglang_engine(runtime.config, runtime.model, Workdir(open_store(tmp_path), processes=Processes(1, 2)), print)
+        with pytest.raises(InputError, match="'servers.folder': servers load no adapters from gs://bucket/run; give a folder"):
+            sglang_engine(runtime.config, runtime.model, Workdir(open_store("gs://bucket/run")), print)
+
+
+def test_servers_read_adapters_in_the_folder_that_they_share(tmp_path, checkpoint, server):
+    shared = tmp_path / "shared"
+    with tiny.open_tiny(tmp_path, checkpoint, rollout__engine="sglang", servers__urls=server.url, servers__folder=str(shared)) as runtime:
+        tiny.store_adapters(runtime, ONE)
+        runtime.engine.load(load_mixture(runtime, [ONE]).adapter(ONE))
+        assert list(shared.glob("servers/0/*/adapter_model.safetensors")) and not runtime.workdir.exists("servers/0/adapters")
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path, checkpoint):
