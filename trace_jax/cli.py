@@ -15,7 +15,7 @@ import importlib.util
 import os
 import pathlib
 
-from absl import flags
+from absl import flags, logging
 
 from envs.base import SandboxError
 from trace_jax import config as configs
@@ -238,6 +238,7 @@ def main(argv: list[str]) -> int:
             config = _config(values, overrides, command)
             expect_no_tpu_without_chips()
             os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which we do not use
+            logging.set_verbosity(logging.ERROR)  # orbax warns of every save that a bucket takes seconds for
             job = find_job(*(values.pop(flag) for flag in _TOGETHER)) if "coordinator" in values else None
             processes = join(job, facts(name, values, config)) if job else ALONE
             if values.get("workdir"):
