@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from trace_jax.agents.redaction import redact
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.job import GO_ON, cause, tell
+from trace_jax.stores import is_remote
 from trace_jax.workdir import Workdir
 
 _NEWS = 2  # seconds in which a process hears that another was lost, in the midst of a step of both
@@ -71,8 +72,10 @@ def crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
       argv: the words after `trace-jax`.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if workdir:
+        workdir.hurry()
     if _disk_full(error):
-        place = f" ({workdir.place()})" if workdir else ""
+        place = f" ({tempfile.gettempdir() if is_remote(workdir.place()) else workdir.place()})" if workdir else ""
         return complain(f"the disk is full{place}; free some space, the same command goes on from there", 1)
     log = _log_traceback(workdir, argv)
     if lost := cause(_NEWS):  # the error may be no more than what follows from it

@@ -22,6 +22,7 @@ from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.policies import Mixture, composed_gate, read_routing, trained_mixture
 from trace_jax.runtime import Runtime, open_runtime
+from trace_jax.stores import is_remote
 from trace_jax.train import load_adapter
 
 
@@ -34,6 +35,8 @@ def main(arguments: Arguments) -> None:
     kind, _, capability = arguments.what.partition(":")
     if arguments.what not in ("composed", "gate", "results") and (kind not in ("adapter", "merged") or not capability):
         raise InputError(f"--what={arguments.what}: give adapter:CAPABILITY, merged:CAPABILITY, composed, gate or results")
+    if is_remote(arguments.out):
+        raise InputError(f"--out={arguments.out}: give a folder of this machine, and copy it with `gcloud storage cp -r`")
     out = pathlib.Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out={out}: exists already; give another folder")

@@ -82,6 +82,10 @@ class Workdir:
             raise
         return workdir
 
+    def hurry(self) -> None:
+        """The process is about to end: a bucket is waited for a few seconds only."""
+        self._store.hurry()
+
     def close(self) -> None:
         """Gives it back; the workdir may then be opened by another run."""
         self._held.close()
@@ -292,6 +296,8 @@ class Workdir:
         if self.exists(_SHARED):
             self._outer = Workdir(self._store.at("/".join([".."] * self.read_json(_SHARED)["levels"])), self.config, self.processes)
             self._outer._find_outer()
+            if not self._outer.exists("config.json"):
+                raise InputError(f"--workdir={self.place()}: lies no longer in {self._outer.place()}, which it shares files of; copy both")
             self._held, self._shared = self._outer._held, self._read_shared()
 
     def _read_shared(self) -> dict[str, str]:

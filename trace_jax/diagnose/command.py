@@ -32,6 +32,7 @@ from trace_jax.errors import InputError
 from trace_jax.hygiene import MINED, warn_of_test_splits, write_mined
 from trace_jax.progress import Progress
 from trace_jax.spent import write_spent
+from trace_jax.stores import open_store
 from trace_jax.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -147,16 +148,17 @@ def read_runs(folder: str) -> list[Run]:
     Raises:
       InputError: there are none, or one does not add up.
     """
-    root = pathlib.Path(folder).expanduser()
-    files = sorted((root / "diagnosis" / "runs").glob("*.json")) or sorted((root / "runs").glob("*.json"))
-    if not files:
+    store = open_store(folder)
+    names = [name for name in store.list("diagnosis/runs") or store.list("runs") if name.endswith(".json")]
+    if not names:
         raise InputError(f"--against={folder}: no diagnosis/runs in it; give the workdir of another diagnosis")
     runs = []
-    for file in files:
+    for name in names:
+        place = f"{store.address}/{name}"
         try:
-            runs.append(decode_run(json.loads(file.read_bytes()), str(file)))
+            runs.append(decode_run(json.loads(store.read(name)), place))
         except ValueError as error:
-            raise InputError(f"{file}: not JSON ({error}); diagnose again") from error
+            raise InputError(f"{place}: not JSON ({error}); diagnose again") from error
     return runs
 
 

@@ -35,6 +35,8 @@ class Bucket:
         if found is None:
             raise InputError(f"--workdir={address}: give gs://BUCKET/PREFIX")
         self._bucket, prefix = found.groups()
+        if {"", ".", ".."} & set(prefix.split("/")) or set("#?*[]") & set(prefix):  # libraries take them for something else
+            raise InputError(f"--workdir={address}: give a prefix without #, ?, *, [ and ], and without empty folders, . and ..")
         self.address, self._prefix = f"gs://{self._bucket}/{prefix}", f"{prefix}/"
         self._session = session or _Session(self._bucket)
         self._objects = self._session.objects
@@ -44,6 +46,9 @@ class Bucket:
 
     def hold(self) -> None:
         self._session.lease = Lease(Objects(self._bucket), self._prefix + LOCK, self.address)
+
+    def hurry(self) -> None:
+        self._objects.patience = _LEAVE
 
     def close(self) -> None:
         self._session.close()
@@ -59,7 +64,14 @@ class Bucket:
         part = f"{self._prefix}{folder}{'/' if folder else ''}{TEMPORARY}{uuid.uuid4().hex}-{file}"
 
         def add(full: str, generation: int) -> int:
-            return self._objects.append(full, line, generation, part) if generation else self._objects.put(full, line, 0)
+            if not generation:
+                return self._objects.put(full, line, 0)
+            if full not in self._session.known:  # somebody else's, maybe copied from a disk with a torn line at its end
+                found, generation = self._objects.get(full)
+                whole = found[: found.rfind(b"\n") + 1]
+                if whole != found:
+                    return self._objects.put(full, whole + line, generation)
+            return self._objects.append(full, line, generation, part)
 
         self._replace(name, add)
 
@@ -117,10 +129,9 @@ class Bucket:
 
     def local(self, name: str) -> pathlib.Path:
         root, full, fetched = self._session.folder("local"), self._prefix + check_name(name), self._session.fetched
-        there = {
-            found: stat.generation for found, stat in self._objects.list(full).items() if found == full or found.startswith(f"{full}/")
-        }
-        for found in [found for found in fetched if (found == full or found.startswith(f"{full}/")) and found not in there]:
+        listed = ((found, stat.generation) for found, stat in self._objects.list(full).items())
+        there = {found: generation for found, generation in listed if _lies_in(found, full) and not found.endswith("/")}
+        for found in [found for found in fetched if _lies_in(found, full) and found not in there]:
             (root / found).unlink(missing_ok=True)
             del fetched[found]
         for found, generation in there.items():
@@ -135,6 +146,7 @@ class Bucket:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() and self._objects.stat(full) is not None:
             self._objects.download(full, path)  # a run that goes on adds to it
+            self._session.copied(path)
         return path
 
     def sweep(self) -> None:
@@ -142,6 +154,10 @@ class Bucket:
 
     def at(self, folder: str) -> Bucket:
         return Bucket(f"gs://{self._bucket}/{posixpath.normpath(self._prefix + folder)}", self._session)
+
+
+def _lies_in(name: str, folder: str) -> bool:
+    return name == folder or name.startswith(f"{folder}/")
 
 
 class _Session:
@@ -174,14 +190,17 @@ class _Session:
             self._mirror = Mirror(Objects(self._bucket), self.folder("logs"))
         return self.folder("logs")
 
+    def copied(self, path: pathlib.Path) -> None:
+        """The bucket has a file of `mirrored()` as it is."""
+        self._mirror.copied(path)
+
     def close(self) -> None:
-        whole = True
-        if self._mirror is not None:
-            mirror, self._mirror = self._mirror, None
-            whole = mirror.close(_LEAVE)
-        if self.lease is not None:
-            lease, self.lease = self.lease, None
-            lease.release(_LEAVE)
+        (mirror, self._mirror), (lease, self.lease) = (self._mirror, None), (self.lease, None)
+        try:
+            whole = mirror is None or mirror.close(_LEAVE, last=lease is None or not lease.lost)
+        finally:
+            if lease is not None:
+                lease.release(_LEAVE)
         if self._root is not None and whole:
             shutil.rmtree(self._root, ignore_errors=True)
             self._root = None

@@ -10,7 +10,6 @@ writes anything else.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -45,9 +44,13 @@ class Lease:
         self._content = json.dumps({"owner": describe_owner(), "process": _process()}).encode()
         self._renewing, self._ended, self._lost = threading.Lock(), threading.Event(), ""
         self._generation = self._take()
-        self._renewed = time.monotonic()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
         self._thread.start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process has it."""
+        return bool(self._lost)
 
     def check(self) -> None:
         """Before a write: that the workdir is still this process's.
@@ -55,16 +58,17 @@ class Lease:
         Raises:
           StoreFailed: it is not.
         """
-        if self._lost or time.monotonic() - self._renewed > TERM:
+        if self._lost or _now() - self._renewed > TERM:
             self.renew()
 
     def renew(self) -> None:
         """Writes it again. Raises StoreFailed when another process has it, or the store does not answer."""
         with self._renewing:
             if not self._lost:
+                asked = _now()  # its term begins no later than this, however late the answer comes
                 try:
                     self._generation = self._objects.put(self._name, self._content, self._generation)
-                    self._renewed = time.monotonic()
+                    self._renewed = asked
                 except Conflict:
                     self._lost = (
                         f"{self._place} was taken over by {_owner(self._read())} while this process was cut off from it; let that go on"
@@ -76,15 +80,21 @@ class Lease:
         """Gives it back, with so many seconds for an answer; the next one need not wait then."""
         self._ended.set()
         self._objects.patience = patience
-        with self._renewing, contextlib.suppress(StoreFailed):
+        if not self._renewing.acquire(timeout=patience):  # its thread waits for an answer; the term will end
+            return
+        try:
             if not self._lost:
                 self._objects.delete([self._name], match=self._generation)
+        except (StoreFailed, InputError):
+            return
+        finally:
+            self._renewing.release()
 
     def _keep(self) -> None:
         while not self._ended.wait(RENEW):
             try:
                 self.renew()
-            except StoreFailed as error:  # told by the next write; without an answer it is tried again
+            except (StoreFailed, InputError) as error:  # told by the next write; without an answer it is tried again
                 if self._lost:
                     print(f"trace-jax: {error}", file=sys.stderr)
                     return
@@ -92,6 +102,7 @@ class Lease:
     def _take(self) -> int:
         generation = self._free()
         while generation is not None:  # somebody's, or lately was
+            self._renewed = _now()
             try:
                 return self._objects.put(self._name, self._content, generation)
             except Conflict:
@@ -127,6 +138,11 @@ class Lease:
         return found if isinstance(found, dict) else {}
 
 
+def _now() -> float:
+    """Seconds, those included in which the machine was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _owner(holder: dict[str, Any]) -> str:
     return str(holder.get("owner") or "another process")[:200]
 
@@ -134,12 +150,13 @@ def _owner(holder: dict[str, Any]) -> str:
 def _process() -> list[str | int]:
     """What tells processes apart: the boot of the machine, the namespace of its process ids, id and time of start."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return [boot, os.stat("/proc/self/ns/pid").st_ino, os.getpid(), _started(os.getpid())]
+    return [boot, os.stat("/proc/self/ns/pid").st_ino, os.getpid(), _status(os.getpid())[1]]
 
 
-def _started(pid: int) -> int:
-    """In clock ticks since boot."""
-    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+def _status(pid: int) -> tuple[str, int]:
+    """State, and time of start in clock ticks since boot."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[19])
 
 
 def _gone(holder: dict[str, Any]) -> bool:
@@ -147,7 +164,11 @@ def _gone(holder: dict[str, Any]) -> bool:
     match holder.get("process"), _process():
         case [boot, space, int(pid), started], [own_boot, own_space, _, _] if (boot, space) == (own_boot, own_space):
             try:
-                return _started(pid) != started
-            except (FileNotFoundError, ProcessLookupError):
+                os.kill(pid, 0)
+            except ProcessLookupError:
                 return True
+            except PermissionError:
+                return False  # another user's
+            state, start = _status(pid)
+            return state in "ZX" or start != started
     return False

@@ -27,11 +27,21 @@ class Mirror:
         self._ended, self._thread = threading.Event(), threading.Thread(target=self._keep, name="mirror", daemon=True)
         self._thread.start()
 
-    def close(self, patience: float) -> bool:
-        """Makes a last copy, with so many seconds for an answer, and returns whether all is copied; the rest stays on this machine."""
+    def copied(self, path: pathlib.Path) -> None:
+        """A file is in the bucket as it is here."""
+        self._copied[path.relative_to(self._root).as_posix()] = _state(path)
+
+    def close(self, patience: float, last: bool = True) -> bool:
+        """Makes a last copy, with so many seconds for an answer, and returns whether all is copied; the rest stays on this machine.
+
+        Args:
+          last: False where the bucket's files are no longer this process's.
+        """
         self._ended.set()
         self._objects.patience = patience
         self._thread.join(patience)
+        if not last:
+            return True
         try:
             self._copy()
             return True
@@ -48,9 +58,18 @@ class Mirror:
 
     def _copy(self) -> None:
         for path in sorted(self._root.rglob("*")):
-            if path.is_file():
-                name, status = path.relative_to(self._root).as_posix(), path.stat()
-                state = (status.st_size, status.st_mtime_ns)
-                if self._copied.get(name) != state:
-                    self._objects.put(name, path.read_bytes(), None)
-                    self._copied[name] = state
+            name = path.relative_to(self._root).as_posix()
+            try:
+                state = _state(path)
+                if not path.is_file() or self._copied.get(name) == state:
+                    continue
+                data = path.read_bytes()
+            except FileNotFoundError:  # a library has removed it meanwhile
+                continue
+            self._objects.put(name, data, None)
+            self._copied[name] = state
+
+
+def _state(path: pathlib.Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

@@ -20,7 +20,7 @@ import google_crc32c
 import requests
 from google.api_core import exceptions
 from google.api_core.retry import Retry, if_transient_error
-from google.auth.exceptions import GoogleAuthError
+from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
 from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption
 from google.cloud.storage.retry import DEFAULT_RETRY
@@ -61,9 +61,13 @@ class Objects:
     def __init__(self, bucket: str):
         self._name, self.patience, self._client = bucket, PATIENCE, None
 
+    @property
+    def _timeout(self) -> tuple[float, float]:
+        return min(_REQUEST[0], self.patience), min(_REQUEST[1], self.patience)
+
     def stat(self, name: str) -> Stat | None:
         """None where there is no such object."""
-        blob = self._asked(name, lambda bucket: bucket.get_blob(name, retry=None, timeout=_REQUEST))
+        blob = self._asked(name, lambda bucket: bucket.get_blob(name, retry=None, timeout=self._timeout))
         return None if blob is None else _stat(blob)
 
     def list(self, prefix: str, most: int | None = None) -> dict[str, Stat]:
@@ -74,7 +78,7 @@ class Objects:
         """
 
         def names(bucket: storage.Bucket) -> dict[str, Stat]:
-            found = bucket.client.list_blobs(bucket, prefix=prefix, max_results=most, retry=None, timeout=_REQUEST)
+            found = bucket.client.list_blobs(bucket, prefix=prefix, max_results=most, retry=None, timeout=self._timeout)
             return {blob.name: _stat(blob) for blob in found}
 
         try:
@@ -88,7 +92,7 @@ class Objects:
 
         def read(bucket: storage.Bucket) -> tuple[bytes, int]:
             blob = bucket.blob(name)
-            data = blob.download_as_bytes(retry=None, timeout=_REQUEST, checksum="crc32c")
+            data = blob.download_as_bytes(retry=None, timeout=self._timeout, checksum="crc32c")
             _check(blob, google_crc32c.Checksum(data))
             return data, blob.generation
 
@@ -101,7 +105,7 @@ class Objects:
 
         def read(bucket: storage.Bucket) -> None:
             blob = bucket.blob(name)
-            blob.download_to_filename(part, retry=None, timeout=_REQUEST, checksum="crc32c")
+            blob.download_to_filename(part, retry=None, timeout=self._timeout, checksum="crc32c")
             with part.open("rb") as file:
                 checksum = google_crc32c.Checksum()
                 for _ in checksum.consume(file, 1 << 20):
@@ -125,7 +129,7 @@ class Objects:
           Conflict: another generation is there.
         """
         token = uuid.uuid4().hex
-        settings = dict(if_generation_match=match, timeout=_REQUEST, checksum="crc32c", content_type="application/octet-stream")
+        settings = dict(if_generation_match=match, timeout=self._timeout, checksum="crc32c", content_type="application/octet-stream")
 
         def write(bucket: storage.Bucket) -> int:
             blob = bucket.blob(name, chunk_size=None if isinstance(content, bytes) else _CHUNK)
@@ -156,11 +160,11 @@ class Objects:
         def compose(bucket: storage.Bucket) -> int:
             nonlocal tried
             # not every store that speaks this protocol holds compose to its precondition
-            if tried and (found := bucket.get_blob(name, retry=None, timeout=_REQUEST)) and _stat(found).writer == token:
+            if tried and (found := bucket.get_blob(name, retry=None, timeout=self._timeout)) and _stat(found).writer == token:
                 return found.generation
             tried, blob = True, bucket.blob(name)
             blob.metadata = {_WRITER: token}
-            blob.compose([bucket.blob(name), bucket.blob(part)], if_generation_match=match, retry=None, timeout=_REQUEST)
+            blob.compose([bucket.blob(name), bucket.blob(part)], if_generation_match=match, retry=None, timeout=self._timeout)
             return blob.generation
 
         try:
@@ -175,7 +179,7 @@ class Objects:
         for name in names:
             try:
                 self._asked(
-                    name, lambda bucket, name=name: bucket.blob(name).delete(if_generation_match=match, retry=None, timeout=_REQUEST)
+                    name, lambda bucket, name=name: bucket.blob(name).delete(if_generation_match=match, retry=None, timeout=self._timeout)
                 )
             except (FileNotFoundError, exceptions.PreconditionFailed):
                 continue
@@ -195,15 +199,15 @@ class Objects:
           InputError: no such bucket, no access, or no credentials.
           StoreFailed: it was not answered in time.
         """
-        place, told, began = f"gs://{self._name}/{name}", False, time.monotonic()
+        place, told, began, patience = f"gs://{self._name}/{name}", False, time.monotonic(), self.patience
 
         def tell(error: Exception) -> None:
             nonlocal told
-            if not told and time.monotonic() - began > min(_TELL, self.patience):
+            if not told and time.monotonic() - began > min(_TELL, patience):
                 told = True
-                print(f"{place}: the store does not answer ({_first(error)}); trying again for {self.patience:.0f} s", file=sys.stderr)
+                print(f"{place}: the store does not answer ({_first(error)}); trying again for {patience:.0f} s", file=sys.stderr)
 
-        retry = Retry(_may_pass, initial=0.2, maximum=10.0, multiplier=2.0, timeout=self.patience, on_error=tell)
+        retry = Retry(_may_pass, initial=0.2, maximum=10.0, multiplier=2.0, timeout=patience, on_error=tell)
         try:
             return retry(request)(self._bucket())
         except exceptions.NotFound as error:
@@ -217,7 +221,7 @@ class Objects:
             raise InputError(f"{place}: no credentials ({_first(error)}); run `gcloud auth application-default login`") from error
         except exceptions.RetryError as error:
             fix = "what was written before is there, the same command goes on from there"
-            raise StoreFailed(f"{place}: no answer within {self.patience:.0f} s ({_first(error.cause or error)}); {fix}") from error
+            raise StoreFailed(f"{place}: no answer within {patience:.0f} s ({_first(error.cause or error)}); {fix}") from error
 
     def _bucket(self) -> storage.Bucket:
         if self._client is None:
@@ -229,9 +233,14 @@ class Objects:
 _PASSING = (ConnectionError, DataCorruption, requests.Timeout, exceptions.BadGateway, exceptions.GatewayTimeout, exceptions.RetryError)
 
 
+_AGAIN = (408, 410)  # too slow; the session of an upload is gone
+
+
 def _may_pass(error: Exception) -> bool:
     """Whether another attempt may succeed."""
-    return isinstance(error, _PASSING) or if_transient_error(error)
+    if isinstance(error, RefreshError):  # the metadata server of the machine did not answer
+        return error.retryable or isinstance(error.args[0], TransportError)
+    return isinstance(error, _PASSING) or if_transient_error(error) or getattr(error, "code", None) in _AGAIN
 
 
 def _check(blob: storage.Blob, checksum: google_crc32c.Checksum) -> None:

@@ -29,6 +29,9 @@ class Store(Protocol):
     def hold(self) -> None:
         """Takes it for this process alone, until `close` or its death. Raises InputError, which names the owner, when it is in use."""
 
+    def hurry(self) -> None:
+        """The process is about to end: from now on an answer is waited for a few seconds only."""
+
     def close(self) -> None:
         """Gives everything back."""
 

@@ -9,6 +9,8 @@ import threading
 import time
 
 import pytest
+from google.auth.exceptions import RefreshError, TransportError
+from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tests import faulty_gcs, gcs
@@ -180,6 +182,106 @@ def test_what_cannot_be_used_is_said_at_once(address):
         Workdir.open("gs://nobody-made-this/run", Config())
     with pytest.raises(InputError, match="no bucket 'nobody-made-this'"):
         stored_config("gs://nobody-made-this/run")
+
+
+@pytest.mark.parametrize("prefix", ["a#b", "a?b=c", "a//b", "a/./b", "a/../b", "a*", "a[1]"])
+def test_a_prefix_that_libraries_take_for_something_else_is_refused(prefix):
+    with pytest.raises(InputError, match="give a prefix without"):
+        open_store(f"gs://bucket/{prefix}")
+
+
+def test_a_line_is_put_behind_the_last_whole_one(address):
+    objects.Objects(address.split("/")[2]).put(f"{address.split('/', 3)[3]}/a.jsonl", b"one\ntw", 0)
+    store = open_store(address)
+    for line in (b"two\n", b"three\n"):
+        store.append("a.jsonl", line)
+    assert store.read("a.jsonl") == b"one\ntwo\nthree\n"
+
+
+def test_what_only_read_a_log_does_not_write_it_again(address):
+    first, other = open_store(address), open_store(address)
+    first.write("stall.log", b"old\n")
+    other.log("stall.log")
+    first.write("stall.log", b"old\nnew\n")
+    other.close()
+    assert first.read("stall.log") == b"old\nnew\n"
+
+
+def test_placeholders_of_folders_are_no_files(address):
+    objects.Objects(address.split("/")[2]).put(f"{address.split('/', 3)[3]}/adapters/x/", b"", 0)
+    store = open_store(address)
+    store.write("adapters/x/y", b"1")
+    assert store.list("") == ["adapters/x/y"] and (store.local("adapters") / "x/y").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("status", [408, 410])
+def test_errors_that_pass_are_asked_again(address, proxy, status):
+    store, once = open_store(address), [status]
+    handler = type("Failing", (faulty_gcs._Handler,), {"proxy": proxy})
+    usual, proxy._server.RequestHandlerClass = proxy._server.RequestHandlerClass, handler
+    handler._pass_on = handler._pass
+    handler.do_POST = lambda self: self.fail(once.pop()) if once else self._pass_on()
+    handler.fail = lambda self, code: (self.rfile.read(int(self.headers["content-length"])), self._answer(code, [], b"{}"))
+    try:
+        store.write("a", b"1")
+        assert store.read("a") == b"1" and not once
+    finally:
+        proxy._server.RequestHandlerClass = usual
+
+
+def test_credentials_that_cannot_be_renewed_for_a_moment_are_asked_again(address, monkeypatch):
+    store, real, failures = open_store(address), storage.Bucket.get_blob, [RefreshError(TransportError("metadata server"))]
+
+    def get_blob(*args, **settings):
+        if failures:
+            raise failures.pop()
+        return real(*args, **settings)
+
+    store.write("a", b"1")
+    monkeypatch.setattr(storage.Bucket, "get_blob", get_blob)
+    assert store.exists("a") and not failures
+    failures.append(RefreshError("revoked"))
+    with pytest.raises(InputError, match="no credentials"):
+        store.exists("a")
+
+
+STAY = """
+import signal, sys, time
+from trace_jax import cli
+from trace_jax.stores import lease
+lease.RENEW = 0.2
+def main(arguments):
+    print("held", flush=True)
+    time.sleep(1000)
+import trace_jax.report
+trace_jax.report.main = main
+cli.COMMANDS["report"] = cli.dataclasses.replace(cli.COMMANDS["report"], lock=True)
+sys.exit(cli.main(["report", "--config=quickstart", f"--workdir={sys.argv[1]}"]))
+"""
+
+
+def test_a_process_that_is_told_to_end_does_so_while_the_store_is_away(address, proxy):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", STAY, address], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout.readline() == "held\n"
+    proxy.rule = lambda method, path: "503"
+    time.sleep(1.5)  # its lease is being asked for
+    began = time.monotonic()
+    process.terminate()
+    assert process.wait(60) == 143 and time.monotonic() - began < 20
+
+
+def test_a_lease_counts_from_when_it_was_asked_for(address, proxy, monkeypatch):
+    monkeypatch.setattr(lease, "RENEW", 600.0)
+    monkeypatch.setattr(lease, "TERM", 0.25)
+    with Workdir.open(address, Config()) as workdir:
+        held = workdir._store._session.lease
+        proxy.rule = lambda method, path: "slow"  # 0.3 s
+        held.renew()
+        asked = held._generation
+        held.check()  # so its term is over again
+        assert held._generation != asked
+        proxy.rule = lambda method, path: None
 
 
 def test_a_command_beside_the_run_may_write_what_the_run_writes(address):
