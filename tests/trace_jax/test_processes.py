@@ -197,19 +197,19 @@ def test_the_engine_of_a_process_takes_the_learners_weights_where_it_holds_them_
 
 WAITER = """
 import sys, time
-from trace_jax.cli import Terminated, _complain, _signals_raise
+from trace_jax.endings import Terminated, complain, signals_raise
 from trace_jax.job import Job, cause, join, leave
 
 index, port, waits = (int(word) for word in sys.argv[1:])
 processes = join(Job(f"127.0.0.1:{port}", 2, index))
 try:
-    with _signals_raise():
+    with signals_raise():
         print("ready", file=sys.__stdout__, flush=True)
         if index == waits:
             processes.gather(1)  # the other never comes
         time.sleep(100)
 except Terminated:
-    leave(_complain(cause() or "terminated", 1 if cause() else 143))
+    leave(complain(cause() or "terminated", 1 if cause() else 143))
 """
 
 
