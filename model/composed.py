@@ -35,7 +35,8 @@ _CLASSES = {
     "qwen3_5_moe": "TraceQwen3_5MoeForCausalLM",
 }
 _INDEX = "model.safetensors.index.json"
-_COPIED = (
+# what a model's folder has beside config and weights, as far as it is there
+COMPANIONS = (
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json", "generation_config.json", "LICENSE",
 )  # fmt: skip
@@ -74,7 +75,7 @@ def export_composed(base: str | Path, bank: AdapterBank, gate: Gate, out: str | 
         files |= _take_index(part, "adapters")
         size += sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in added.values())
         write_json(part / _INDEX, {"metadata": {"total_size": size}, "weight_map": files})
-        for name in _COPIED:
+        for name in COMPANIONS:
             if exists(base, name):
                 (part / name).write_bytes(read_text(base, name).encode())
         shutil.copyfile(_MODELLING_FILE, part / _MODELLING_FILE.name)

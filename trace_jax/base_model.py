@@ -6,15 +6,11 @@ import functools
 import pathlib
 import tempfile
 
+from model.composed import COMPANIONS
 from model.tensor_files import exists, read_text
 from trace_jax.errors import InputError
 from trace_jax.sections import ModelSection
 from trace_jax.stores import is_remote
-
-TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja", "special_tokens_map.json",
-    "added_tokens.json", "generation_config.json",
-)  # fmt: skip
 
 
 def tokenizer_folder(model: ModelSection) -> pathlib.Path:
@@ -47,7 +43,7 @@ def local_weights(model: ModelSection, why: str) -> pathlib.Path:
 def _fetched(address: str) -> tempfile.TemporaryDirectory:
     """The tokenizer's files, until the process ends; `config.json` too, by which transformers finds the tokenizer's class."""
     folder = tempfile.TemporaryDirectory(prefix="trace-jax-")
-    for name in ("config.json", *TOKENIZER):
+    for name in ("config.json", *COMPANIONS):
         if exists(address, name):
             pathlib.Path(folder.name, name).write_text(read_text(address, name), "utf-8")
     return folder

@@ -16,7 +16,8 @@ import shutil
 from collections.abc import Callable
 
 from model import Gate, constant_gate, export_composed, merge, save_gate_update, save_peft, save_pretrained
-from trace_jax.base_model import TOKENIZER, tokenizer_folder
+from model.composed import COMPANIONS
+from trace_jax.base_model import tokenizer_folder
 from trace_jax.benchmarks.writers import export_results
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
@@ -72,8 +73,9 @@ def _writer(runtime: Runtime, kind: str, capability: str) -> Callable[[pathlib.P
 
     def write_merged(out: pathlib.Path) -> None:
         save_pretrained(merge(runtime.model, bank, 1), out)
-        for name in TOKENIZER:
-            if (source := tokenizer_folder(runtime.config.model) / name).is_file():
+        folder = tokenizer_folder(runtime.config.model)
+        for name in COMPANIONS:
+            if (source := folder / name).is_file():
                 shutil.copy(source, out / name)
 
     return write_merged

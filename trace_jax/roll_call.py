@@ -23,11 +23,8 @@ _FOLDERS = ("trace_jax", "rl", "model", "envs")
 _DATA = ("configs", "prompts")
 _ACCELERATORS = ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")  # packages of these, beside those that a workdir records
 _VENDORS = ("0x1ae0", "0x10de")  # Google, NVIDIA
-_CLASSES = (
-    "0x03",
-    "0x12",
-    "0xff",
-)  # of PCI: displays, processing accelerators, and TPUs, which name none; not the same vendors' network and disk
+# of PCI: displays, processing accelerators, and TPUs, which name none; not the same vendors' network and disk
+_CLASSES = ("0x03", "0x12", "0xff")
 _SHOWN = 3  # differences of a process that the message names
 
 

@@ -120,7 +120,7 @@ def run_grpo(
             begun.append(runtime.batches.begin(policy(state), shards, "training", iteration, tasks(iteration)))
 
     keep = max(config.train.keep_checkpoints, lag + 1)  # those under which a run that goes on begins its first batches
-    with contextlib.closing(Checkpoints(workdir.address(f"{folder}/checkpoints"), keep=keep)) as checkpoints:
+    with contextlib.closing(Checkpoints(workdir.place(f"{folder}/checkpoints"), keep=keep)) as checkpoints:
         record = {"iteration": 0, "rewards": []}
         if (found := _restored(checkpoints, state)) is not None:
             state, record = found.state, found.record

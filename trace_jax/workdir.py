@@ -28,6 +28,7 @@ from trace_jax.config import ROOT, Config, changed_fields
 from trace_jax.errors import InputError
 from trace_jax.processes import ALONE, Processes
 from trace_jax.stores import Store, open_store
+from trace_jax.stores.protocol import lies_in
 
 _SHARED = "shared.json"  # of a workdir within another: {"levels": folders up to that one, "names": {name here: name there}}
 _RESULTS = ("agents", "rollouts", "diagnosis", "environments", "adapters", "gate", "evaluation")
@@ -97,13 +98,10 @@ class Workdir:
         self.close()
 
     def place(self, name: str = "") -> str:
-        """Where people find the workdir, or a file or folder of it: a path, or an address in a bucket."""
+        """Where people, and orbax, find the workdir, or a file or folder of it: a path, or an address in a bucket."""
         if (there := self._of_outer(name)) is not None:
             return self._outer.place(there)
         return f"{self._store.address}/{name}" if name else self._store.address
-
-    # the same to libraries that write to either: orbax
-    address = place
 
     def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:
         """Has `write(path)` write the file or folder of a name; for libraries with formats of their own."""
@@ -136,7 +134,7 @@ class Workdir:
         """
         wanted = shared if isinstance(shared, Mapping) else {folder: folder for folder in shared}
         inner = Workdir(self._store.at(name), self.config, self.processes, outer=self)
-        inner._shared = inner._read_shared()
+        inner._shared = inner._read_shared().get("names", {})
 
         def share() -> None:
             inner._store.make()
@@ -148,7 +146,7 @@ class Workdir:
                 inner.write_json("config.json", self.read_json("config.json"))
 
         self.processes.agree(share)
-        inner._shared = inner._read_shared()
+        inner._shared = inner._read_shared().get("names", {})
         return inner
 
     def exists(self, name: str) -> bool:
@@ -242,7 +240,7 @@ class Workdir:
 
     def shards(self, policy: str, split: str) -> list[int]:
         """The indices of the shards that exist whole, in order."""
-        return sorted({_shard_index(name) for name in self._manifest(_shard_folder(policy, split))})
+        return _shard_indices(self._manifest(_shard_folder(policy, split)))
 
     def read_shards(self, policy: str, split: str, indices: Iterable[int] | None = None) -> Iterator[Any]:
         """The trajectories of all shards, or of those named, in order.
@@ -252,7 +250,7 @@ class Workdir:
         """
         folder = _shard_folder(policy, split)
         manifest = self._manifest(folder)
-        for index in self.shards(policy, split) if indices is None else indices:
+        for index in _shard_indices(manifest) if indices is None else indices:
             yield from self._read_shard(folder, index, manifest)
 
     def _read_shard(self, folder: str, index: int, manifest: dict[str, dict[str, int]]) -> Iterator[Any]:
@@ -284,8 +282,7 @@ class Workdir:
 
     def _of_outer(self, name: str) -> str | None:
         """The name in the workdir that this one lies in, of a file or folder that is that one's."""
-        found = (there + name[len(here) :] for here, there in self._shared.items() if name == here or name.startswith(f"{here}/"))
-        return next(found, None)
+        return next((there + name[len(here) :] for here, there in self._shared.items() if lies_in(name, here)), None)
 
     def _list_outer(self, here: str, there: str) -> list[str]:
         """The files of a folder that is the outer workdir's, by their names here."""
@@ -293,15 +290,15 @@ class Workdir:
 
     def _find_outer(self) -> None:
         """The workdir that this one lies in, where it shares something of it."""
-        if self.exists(_SHARED):
-            self._outer = Workdir(self._store.at("/".join([".."] * self.read_json(_SHARED)["levels"])), self.config, self.processes)
+        if shared := self._read_shared():
+            self._outer = Workdir(self._store.at("/".join([".."] * shared["levels"])), self.config, self.processes)
             self._outer._find_outer()
             if not self._outer.exists("config.json"):
                 raise InputError(f"--workdir={self.place()}: lies no longer in {self._outer.place()}, which it shares files of; copy both")
-            self._held, self._shared = self._outer._held, self._read_shared()
+            self._held, self._shared = self._outer._held, shared["names"]
 
-    def _read_shared(self) -> dict[str, str]:
-        return self.read_json(_SHARED)["names"] if self.exists(_SHARED) else {}
+    def _read_shared(self) -> dict[str, Any]:
+        return self.read_json(_SHARED) if self.exists(_SHARED) else {}
 
     def _adopt(self, config: Config | None, resume: bool = True, *, write: bool = False) -> None:
         """Takes the stored config, or stores the one given."""
@@ -362,6 +359,10 @@ def source_revision() -> str | None:
 
 def _git(*command: str) -> str:
     return subprocess.run(["git", "-C", ROOT, *command], capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+
+
+def _shard_indices(names: Iterable[str]) -> list[int]:
+    return sorted({_shard_index(name) for name in names})
 
 
 def _shard_index(name: str) -> int:

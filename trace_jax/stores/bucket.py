@@ -20,7 +20,7 @@ from trace_jax.errors import InputError
 from trace_jax.stores.lease import Lease
 from trace_jax.stores.mirror import Mirror
 from trace_jax.stores.objects import Conflict, Objects
-from trace_jax.stores.protocol import LOCK, TEMPORARY, StoreFailed, check_name, is_own
+from trace_jax.stores.protocol import LOCK, TEMPORARY, StoreFailed, check_name, is_own, lies_in
 
 _ADDRESS = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/+(.+?)/*")
 _LEAVE = 5.0  # seconds for a last answer, twice, when the process ends: a machine that is taken away gives 30
@@ -117,21 +117,17 @@ class Bucket:
         try:
             write(path)
             files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-            for file in sorted(
-                files, key=lambda file: (file.stat().st_mtime_ns, file)
-            ):  # as they were finished: the last says that all are
-                inside = file.relative_to(path).as_posix()
-                self._replace(
-                    name if file == path else f"{name}/{inside}", lambda full, match, file=file: self._objects.put(full, file, match)
-                )
+            files.sort(key=lambda file: (file.stat().st_mtime_ns, file))  # as they were finished: the last says that all are
+            for file in files:
+                self._replace(file.relative_to(scratch).as_posix(), lambda full, match, file=file: self._objects.put(full, file, match))
         finally:
             shutil.rmtree(scratch)
 
     def local(self, name: str) -> pathlib.Path:
         root, full, fetched = self._session.folder("local"), self._prefix + check_name(name), self._session.fetched
         listed = ((found, stat.generation) for found, stat in self._objects.list(full).items())
-        there = {found: generation for found, generation in listed if _lies_in(found, full) and not found.endswith("/")}
-        for found in [found for found in fetched if _lies_in(found, full) and found not in there]:
+        there = {found: generation for found, generation in listed if lies_in(found, full) and not found.endswith("/")}
+        for found in [found for found in fetched if lies_in(found, full) and found not in there]:
             (root / found).unlink(missing_ok=True)
             del fetched[found]
         for found, generation in there.items():
@@ -154,10 +150,6 @@ class Bucket:
 
     def at(self, folder: str) -> Bucket:
         return Bucket(f"gs://{self._bucket}/{posixpath.normpath(self._prefix + folder)}", self._session)
-
-
-def _lies_in(name: str, folder: str) -> bool:
-    return name == folder or name.startswith(f"{folder}/")
 
 
 class _Session:

@@ -78,6 +78,11 @@ def check_name(name: str) -> str:
     return parts.as_posix()
 
 
+def lies_in(name: str, folder: str) -> bool:
+    """Whether a name is a folder's own, or of something in it."""
+    return name == folder or name.startswith(f"{folder}/")
+
+
 def is_own(name: str) -> bool:
     """Whether a file is one of the workdir's, and not of the store's housekeeping."""
     return not name.rpartition("/")[2].startswith((TEMPORARY, LOCK))
