@@ -27,6 +27,7 @@ from trace_jax.preflight.libtpu import expect_no_tpu_without_chips
 from trace_jax.processes import ALONE
 from trace_jax.processes.job import cause, find_job, join
 from trace_jax.processes.roll_call import facts
+from trace_jax.reference import allowed, shown
 from trace_jax.workdir import Workdir, stored_config
 
 
@@ -286,10 +287,8 @@ def usage(name: str, command: Command) -> str:
         lines.append(f"  --{flag}  {values[flag].help}{' (required)' if flag in required else ''}")
     lines += ["", "Config fields and their defaults, set with --config.FIELD=VALUE:", ""]
     for field, spec, value in fields(Config()):
-        allowed = spec.metadata["allowed"]
-        allowed = f", {'|'.join(allowed) if isinstance(allowed, tuple) else allowed}" if allowed else ""
-        shown = ",".join(value) if isinstance(value, tuple) else "none" if value is None else value
-        lines.append(f"  {f'{field}={shown}':<40} {spec.metadata['help']} ({type_name(spec.type)}{allowed})")
+        limits = f", {allowed(spec)}" if allowed(spec) else ""
+        lines.append(f"  {f'{field}={shown(value)}':<40} {spec.metadata['help']} ({type_name(spec.type)}{limits})")
     return "\n".join(lines)
 
 
