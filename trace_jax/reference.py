@@ -61,7 +61,7 @@ def reference() -> str:
 
 
 def _section(title: str, about: str, rows: list[tuple[str, dataclasses.Field, Any]]) -> Iterator[str]:
-    yield f"\n## {title}\n\n{' '.join(about.split())}\n\n{COLUMNS}"
+    yield "\n".join(["", f"## {title}", "", *_wrapped(_escaped(" ".join(about.split()))), "", COLUMNS])
     for name, spec, value in rows:
         cells = [f"`{name}`", _code(shown(value)), type_name(spec.type), _code(allowed(spec)), "yes" if spec.metadata["changes"] else "no"]
         yield f"| {' | '.join([*cells, _escaped(spec.metadata['help'])])} |\n"
