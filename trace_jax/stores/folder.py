@@ -6,6 +6,7 @@ that the kernel drops when its owner dies.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
@@ -101,6 +102,14 @@ class Folder:
     def list(self, folder: str) -> list[str]:
         files = (path for path in (self._root / folder).rglob("*") if path.is_file() and is_own(path.name))
         return sorted(path.relative_to(self._root).as_posix() for path in files)
+
+    def marks(self, folder: str) -> dict[str, str]:
+        found = {}
+        for name in self.list(folder):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                status = os.stat(self._root / name)
+                found[name] = f"{status.st_mtime_ns}-{status.st_size}"
+        return found
 
     def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:
         write(self._path(name))
