@@ -47,9 +47,7 @@ def encode_index(trajectories: Iterable[Trajectory], crc32c: int) -> bytes:
 
 
 def decode_index(data: bytes, crc32c: int | None) -> list[dict[str, Any]] | None:
-    """The entries, None where the index is damaged or of another shard than the one with that checksum."""
-    try:
-        found = json.loads(data)
-        return found["trajectories"] if found["crc32c"] == crc32c else None
-    except (ValueError, KeyError, TypeError):
-        return None
+    """The entries, None where the index is of another shard than the one with that checksum. Raises ValueError, KeyError or TypeError where
+    it is damaged."""
+    found = json.loads(data)
+    return found["trajectories"] if found["crc32c"] == crc32c else None

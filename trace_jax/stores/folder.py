@@ -105,11 +105,13 @@ class Folder:
 
     def marks(self, folder: str) -> dict[str, str]:
         found = {}
-        for name in self.list(folder):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                status = os.stat(self._root / name)
-                found[name] = f"{status.st_mtime_ns}-{status.st_size}"
-        return found
+        for parent, _, files in os.walk(self._root / folder):
+            below = os.path.relpath(parent, self._root)
+            for file in filter(is_own, files):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    status = os.stat(os.path.join(parent, file))
+                    found[file if below == "." else f"{below}/{file}"] = f"{status.st_mtime_ns}-{status.st_size}"
+        return dict(sorted(found.items()))
 
     def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:
         write(self._path(name))
