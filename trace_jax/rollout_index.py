@@ -21,8 +21,8 @@ def index_of(shard: str) -> str:
 
 
 def entry(t: Trajectory) -> dict[str, Any]:
-    """A rollout in a list. `turns` are the agent's messages, `tokens` those that it sampled (None: somebody else sampled it), `error` is the
-    kind of an infrastructure failure."""
+    """A rollout in a list. `turns` are the agent's messages, `tokens` those that it sampled (None where these are not known); `error` is
+    the kind of an infrastructure failure."""
     return {
         "id": t.id,
         "task_id": t.task_id,

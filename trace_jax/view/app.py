@@ -1,7 +1,7 @@
 """The pages, put together on the server: plain links and forms, no script, so that an address holds all of their state.
 
-What an address names is looked up among the rollouts that were found; no part of it becomes a path. Foreign text is escaped by the templates,
-and a content security policy allows nothing but our style sheet.
+What an address names is looked up among the rollouts that were found; no part of it becomes a path. Foreign text is escaped by the
+templates, and a content security policy allows nothing but our style sheet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from trace_jax.view.rows import ERROR, OUTCOMES, SUCCESS, Listing, Row
 
 _FOLDER = pathlib.Path(__file__).parent
 _HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -104,10 +105,10 @@ class Pages:
         number, row = self._row(listing, request.path_params["key"])
         trajectory, found = self._rollouts.trajectory(row), table.find(asked)
         place = np.flatnonzero(found.order == number)
-        near = {}
-        if place.size:
-            near = {"previous": place[0] - 1, "next": place[0] + 1}
-            near = {name: listing.rows[found.order[at]] for name, at in near.items() if 0 <= at < len(found.order)}
+        near = dict.fromkeys(("previous", "next"))
+        for name, at in zip(near, (place[0] - 1, place[0] + 1) if place.size else (), strict=False):
+            if 0 <= at < len(found.order):
+                near[name] = listing.rows[found.order[at]]
         every = request.query_params.get("tokens") == "all"
         return self._page(
             "rollout.html",
@@ -155,9 +156,7 @@ class Pages:
     def _row(self, listing: Listing, key: str) -> tuple[int, Row]:
         number = listing.numbers.get(key)
         if number is None:
-            later = (
-                " It may be among those that are still to be read: load this page again." if listing.unread or not listing.looked else ""
-            )
+            later = "" if listing.looked and not listing.unread else " Not all is read yet: load this page again."
             raise HTTPException(404, f"There is no rollout {key!r} in {listing.place}.{later}")
         return number, listing.rows[number]
 

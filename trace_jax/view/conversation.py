@@ -20,6 +20,7 @@ from trace_jax.report.text import as_text, visible
 
 _SHOWN = 2_500  # characters of a text that is too long: its beginning
 _FOLDED = 60_000  # and what can be unfolded
+_LINE = 80  # characters of JSON that stay in one line
 _THOUGHT = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 _KNOWN = ("role", "content", "tool_calls", "tool_call_id")
 
@@ -115,8 +116,11 @@ def texts(message: Mapping[str, Any], tools: dict[str, str]) -> Iterator[tuple[s
 
 
 def pretty(value: Any) -> str:
-    """A text as it is, anything else as JSON in lines."""
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    """A text as it is, anything else as JSON, in lines where one is too short."""
+    if isinstance(value, str):
+        return value
+    line = json.dumps(value, ensure_ascii=False)
+    return line if len(line) <= _LINE else json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _said(text: str) -> Iterator[tuple[str, str, str]]:

@@ -207,9 +207,7 @@ class Table:
         name = sort.removeprefix("-")
         if name not in self._ranks:
             values = [COLUMNS[name](row) for row in self._rows]
-            there = sorted(
-                {value for value in values if value is not None}, key=lambda value: _natural(value) if isinstance(value, str) else value
-            )
+            there = sorted(set(values) - {None}, key=lambda value: _natural(value) if isinstance(value, str) else value)
             places = {value: float(place) for place, value in enumerate(there)}
             self._ranks[name] = np.array([places.get(value, np.nan) for value in values])
         ranks = self._ranks[name][found]

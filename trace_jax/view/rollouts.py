@@ -52,6 +52,7 @@ class Rollouts:
         self.place = workdir.place() if workdir else ", ".join(results)
         self._fresh = _FRESH_REMOTE if is_remote(self.place) else _FRESH
         self._shards = Shards(workdir) if workdir else None
+        self._files: dict[str, tuple[str, Any]] = {}  # JSON files with their marks
         self._looked, self._look = 0.0, None
         self._lock = threading.Lock()  # of what follows
         self._marks: dict[str, str] = {}  # all files as the last look found them
@@ -110,14 +111,12 @@ class Rollouts:
         with self._lock:
             found = next((full for full in (_join(where, name), name) if full in self._marks), None)
             mark = self._marks.get(found)
-        return self._json(found, mark) if found else None
-
-    @functools.lru_cache(maxsize=8)  # noqa: B019: it lives as long as the process
-    def _json(self, name: str, mark: str) -> Any:
-        content = None
-        with self._told(name):
-            content = self._workdir.read_json(name)
-        return content
+        if found is None:
+            return None
+        if self._files.get(found, ("",))[0] != mark:
+            with self._told(found):
+                self._files[found] = mark, self._workdir.read_json(found)
+        return self._files.get(found, (mark, None))[1]
 
     def _shard(self, row: Row) -> Shard:
         stem = row.key.rpartition("/")[0]
