@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from tests.docs.blocks import ROOT, Block, blocks
 from trace_jax import cli
 from trace_jax.config import Config, load_config, override
-from trace_jax.config.fields import fields
+from trace_jax.config.fields import check, fields
 
 DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tpu_scripts/README.md", "envs/library/README.md"]
 DOCUMENTS += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))
@@ -72,15 +72,19 @@ def simple_commands(text: str) -> Iterator[list[str]]:
     lexer = shlex.shlex(text.replace("\\\n", " ").replace("\n", "\n\n"), posix=True, punctuation_chars="();<>|&\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, "#"
     words: list[str] = []
+    skipped = False  # a file follows, or the mark of a text
     for word in [*lexer, "\n"]:
         if word and set(word) <= set("();<>|&\n"):
             while words and re.match(r"\w+=", words[0]):
                 words.pop(0)
-            if words:
+            skipped = set(word) <= set("<>")
+            if words and not skipped:
                 yield words
-            words = [":"] if set(word) <= set("<>") else []  # a file follows, or the mark of a text
-        else:
+            words = words if skipped else []
+        elif not skipped:
             words.append(word)
+        else:
+            skipped = False
 
 
 def check_command(words: list[str]) -> None:
@@ -97,7 +101,7 @@ def check_command(words: list[str]) -> None:
         check_python(rest)
     elif program == "pytest":
         check_pytest(rest)
-    elif program in PROGRAMS or program == ":" or program.endswith("/bin/pip"):
+    elif program in PROGRAMS or program.endswith("/bin/pip"):
         pass
     else:
         raise ValueError(f"no program {program!r} is known; if it is another's, name it in tests/docs/claims.py")
@@ -181,7 +185,7 @@ def check_span(span: str, document: str) -> None:
         if not any(name == field for field, _, _ in fields(Config())):
             _check_names(span, document)  # agents.client is a module
         elif equals and not value.isupper():
-            override(Config(), [(name, value)])
+            _check_value(name, value)
     elif _path(span, document):
         return
     else:
@@ -198,9 +202,14 @@ def _check_flag(word: str) -> None:
         if name not in known:
             raise ValueError(f"no config field {name}")
         if equals and not value.isupper() and "..." not in value:
-            override(Config(), [(name, value)])
+            _check_value(name, value)
     elif flag.lstrip("-") not in cli.FLAGS and flag not in FLAGS_OF_OTHERS and flag not in sources() and f"{flag[2:]}=" not in sources():
         raise ValueError(f"no flag {flag}")
+
+
+def _check_value(name: str, text: str) -> None:
+    spec, value = next((spec, value) for field, spec, value in fields(override(Config(), [(name, text)])) if field == name)
+    check(name, spec, value)
 
 
 def _path(span: str, document: str) -> bool:

@@ -8,8 +8,8 @@ from tests.docs import claims
 from tests.docs.blocks import ROOT, Session, blocks
 from tests.docs.claims import DOCUMENTS
 
-# what benchmarks, Google, NVIDIA and Hugging Face call it
-OF_OTHERS = set()
+# what others call it, and what is made from numbers
+OF_OTHERS = {"JAX_DEFAULT_MATMUL_PRECISION=highest", "XLA_FLAGS=--xla_gpu_deterministic_ops=true", "00007-3of64.jsonl.zst", "1e-05"}
 
 
 def complaints(checks) -> list[str]:
@@ -57,3 +57,30 @@ def test_every_document_is_in_the_table_of_contents():
 
 def test_the_readme_is_read_in_five_minutes():
     assert len(re.findall(r"\w+", (ROOT / "README.md").read_text())) < 1600
+
+
+WRONG = [
+    (claims.check_span, "trace-jax rollouts --workdir=DIR", "README.md"),
+    (claims.check_span, "trace-jax run --config=quickstart --config.seeds=1 --workdir=DIR", "README.md"),
+    (claims.check_span, "--config.train.ranks", "README.md"),
+    (claims.check_span, "rollout.engine=vllm", "README.md"),
+    (claims.check_span, "--no-such-flag", "README.md"),
+    (claims.check_span, "evaluation/no_such_file.json", "README.md"),
+    (claims.check_command, ["python", "tests/benchmarks/backbone_speed.py", "--fast"]),
+    (claims.check_command, ["pytest", "tests/no_such_folder/"]),
+    (claims.check_command, ["pytest", "-m", "fast"]),
+    (claims.check_command, ["no-such-program"]),
+    (claims.check_command, "tpu_scripts/pod launch --slice=my.env -- run --config=quickstart --workdirs=gs://b/r".split()),
+    (claims.check_link, "steps.md#no-such-heading", "docs/README.md"),
+    (claims.check_link, "docs/steps.md", "docs/README.md"),
+]
+
+
+@pytest.mark.parametrize("check", WRONG, ids=lambda check: str(check[1]))
+def test_what_is_not_there_is_found_out(check):
+    assert complaints([check])
+
+
+def test_commands_are_found_behind_whatever_stands_before_them():
+    text = 'A=1 one --x="a # b" \\\n  two && three # it\'s\nfour >file <<END\nnone\nEND\nfive &\n'
+    assert list(claims.simple_commands(text)) == [["one", "--x=a # b", "two"], ["three"], ["four"], ["five"]]
