@@ -165,6 +165,7 @@ def sources() -> str:
     return "\n".join([*(path.read_text() for path in paths), *(str(path.relative_to(ROOT)) for path in paths)])
 
 
+ROOMS = ("trace_jax", "rl", "model", "envs", "tests", "configs", "prompts", "docs", "tpu_scripts")
 SECTIONS = {name.partition(".")[0] for name, _, _ in fields(Config()) if "." in name}
 
 
@@ -186,10 +187,24 @@ def check_span(span: str, document: str) -> None:
             _check_names(span, document)  # agents.client is a module
         elif equals and not value.isupper():
             _check_value(name, value)
+    elif re.fullmatch(rf"(?:{'|'.join(ROOMS)})(?:\.\w+)+", span):
+        _check_module(span)
     elif _path(span, document):
         return
+    elif span.partition("/")[0] in ROOMS:
+        raise ValueError(f"no file {span}")
     else:
         _check_names(span, document)
+
+
+def _check_module(name: str) -> None:
+    """Raises if there is no such module, or nothing of the last name in it."""
+    *folders, last = name.split(".")
+    folder = ROOT.joinpath(*folders)
+    holders = [folder / "__init__.py", folder.with_suffix(".py"), folder / last / "__init__.py", folder / f"{last}.py"]
+    found = [path for path in holders if path.exists()]
+    if not any(path.stem == last or path.parent.name == last or re.search(rf"\b{last}\b", path.read_text()) for path in found):
+        raise ValueError(f"no module {name}")
 
 
 def _check_flag(word: str) -> None:

@@ -65,6 +65,8 @@ WRONG = [
     (claims.check_span, "--config.train.ranks", "README.md"),
     (claims.check_span, "rollout.engine=vllm", "README.md"),
     (claims.check_span, "--no-such-flag", "README.md"),
+    (claims.check_span, "trace_jax/no_such_file.py", "README.md"),
+    (claims.check_span, "trace_jax.no_such_module", "README.md"),
     (claims.check_span, "evaluation/no_such_file.json", "README.md"),
     (claims.check_command, ["python", "tests/benchmarks/backbone_speed.py", "--fast"]),
     (claims.check_command, ["pytest", "tests/no_such_folder/"]),
