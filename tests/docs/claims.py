@@ -174,7 +174,8 @@ def check_span(span: str, document: str) -> None:
     first = span.split()[0]
     if first in ("trace-jax", "tpu_scripts/pod", "pytest", "srun", "pip") or re.fullmatch(r"python[\d.]*", first):
         for words in simple_commands(span):
-            check_command(words) if "COMMAND" not in words and words != ["trace-jax"] else None
+            if len(words) > 1 and "COMMAND" not in words:
+                check_command(words)
     elif first.startswith("--"):
         for word in span.split():
             _check_flag(word)

@@ -50,7 +50,7 @@ PLANS = {
             ("pip install -e '.[tpu]'", RENTED),
             ("pip install -e '.[tau2]'", LARGE),
         ),
-        words={"trace-jax view trace-run": "trace-jax view trace-run --port=0", "8000": "{port}"},
+        words={"trace-jax view": "trace-jax view --port=0", "8000": "{port}"},
         stubs=("pip", "pytest"),
     ),
     "CONTRIBUTING.md": Plan(
@@ -63,10 +63,11 @@ PLANS = {
     ),
     "docs/steps.md": Plan(
         blocks=(("trace-jax rollout", SLOW), ("trace-jax run", SLOW), ("trace-jax report", SLOW), ("trace-jax view", SERVE)),
-        words={**TINY, "trace-jax view trace-run": "trace-jax view trace-run --port=0"},
+        words={**TINY, "trace-jax view": "trace-jax view --port=0"},
     ),
     "docs/diagnose.md": Plan(
-        blocks=(("trace-jax diagnose", RUN), ("FILE=", RUN), ("trace-jax evaluate", RUN)),
+        blocks=(("trace-jax diagnose", RUN), ("trace-jax view", SERVE), ("FILE=", RUN), ("trace-jax evaluate", RUN)),
+        words={"trace-jax view": "trace-jax view --port=0"},
         files={"before.json": "tests/data/tau2/gpt-4o_airline_excerpt.json", "after.json": "tests/data/tau2/gpt-4o_airline_excerpt.json"},
     ),
     "docs/benchmarks.md": Plan(
@@ -167,7 +168,7 @@ PLANS = {
             ("tpu_scripts/pod create --slice=h100x8", POD),
             ("tpu_scripts/pod create --slice=rollouts", POD),
         ),
-        words={**TINY, "BUCKET": "{bucket}", "trace-jax view gs://BUCKET/tau2": "trace-jax view gs://{bucket}/tau2 --port=0"},
+        words={**TINY, "BUCKET": "{bucket}", "trace-jax view": "trace-jax view --port=0"},
         stubs=("pip", "gcloud"),
     ),
     "docs/exchange.md": Plan(
