@@ -134,7 +134,7 @@ def slow_documents():
             yield pytest.param(document, marks=[pytest.mark.slow, *[pytest.mark.sglang] * PLANS[document].sglang])
 
 
-@pytest.mark.parametrize("document", slow_documents())
+@pytest.mark.parametrize("document", list(slow_documents()))
 def test_commands_of_minutes(document, tmp_path, request, checkpoint, endpoint):
     if document == "README.md":
         return request.getfixturevalue("readme").play({RUN, SLOW, SERVE}, first=1)
