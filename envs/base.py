@@ -96,6 +96,8 @@ class Score:
 class EnvironmentFault(Exception):
     """The environment's own failure: it crashed, missed a deadline, or replied with what is no reply. Never the agent's reward.
 
+    Its message may quote what an environment said. It is always text that can be stored: half a surrogate pair becomes a question mark.
+
     Attributes:
       kind: `exception` (its code raised), `crash` (it ended the worker), `deadline`, `reply` (malformed), `replay` (the same actions gave
         another result), `quarantine` (other episodes of the package crashed too often), `user`, `judge` or another name that a benchmark's
@@ -103,7 +105,7 @@ class EnvironmentFault(Exception):
     """
 
     def __init__(self, kind: str, message: str):
-        super().__init__(message)
+        super().__init__(message.encode(errors="replace").decode())
         self.kind = kind
 
 

@@ -113,11 +113,15 @@ class Process:
             self._tail = (self._tail + data)[-_TAIL:]
         return data is None
 
-    def hide(self, text: str) -> str:
-        """The text without the values of the program's variables."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+    def hide(self, value: Any) -> Any:
+        """A text, or the texts of a JSON value, without the values of the program's variables."""
+        if isinstance(value, dict):
+            return {self.hide(key): self.hide(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.hide(inner) for inner in value]
+        for secret in self._secrets if isinstance(value, str) else ():
+            value = value.replace(secret, "***")
+        return value
 
     def kill(self, why: str | None = None) -> None:
         """Ends it and all that it started, and whoever waits is told why."""
