@@ -55,7 +55,7 @@ def words(package: Package, tools: list[dict], told: Iterable[str] = ()) -> list
             compared += _constants(below)
     patterns = [value for value in dict.fromkeys(compared) if isinstance(value, str) and re.search(r"[\\\[(|.*+?^$]", value)]
     compared += [sample for pattern in patterns for sample in matches(pattern)]
-    texts = [str(value) for value in [*compared, *others] if not isinstance(value, bool)]
+    texts = [str(value) for value in [*compared, *others] if not isinstance(value, int) or abs(value) < 10**WORD]
     texts += [word for text in [*told, json.dumps(tools)] for word in re.findall(r"[\w@#.-]{3,}", text)]
     return list(dict.fromkeys(text for text in texts if text.strip() and len(text) <= WORD))
 
