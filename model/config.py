@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from model.errors import ConfigError
+from model.files import read_text
 from model.rotary import Rope, huggingface_rope, parse_rope
-from model.tensor_files import read_text
 
 Mixer = Literal["full_attention", "linear_attention"]
 Part = Literal["every", "attention", "delta", "dense", "sparse"]  # which layers have a parameter

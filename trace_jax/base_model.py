@@ -7,7 +7,7 @@ import pathlib
 import tempfile
 
 from model.composed import COMPANIONS
-from model.tensor_files import exists, read_text
+from model.files import exists, read_text
 from trace_jax.errors import InputError
 from trace_jax.sections import ModelSection
 from trace_jax.stores import is_remote
