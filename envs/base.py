@@ -74,15 +74,14 @@ class Check:
     """The evidence of one check of the verifier.
 
     Attributes:
-      call: index in the episode's own log of calls and texts, which is all that an environment knows of the conversation.
-      message_index: index in the trajectory's messages, which only the episode loop knows; None until it has filled it in.
+      call: index in the episode's own log of calls and texts, which is all that an environment knows of the conversation; the episode loop
+        makes a `message_index` of it.
     """
 
     passed: bool
     expected: Any
     actual: Any
     call: int | None = None
-    message_index: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,6 +129,7 @@ class Config:
 
     @property
     def layers_per_step(self) -> int:
+        """Layers that run in one iteration of the loop, see `unroll`."""
         return self.unroll or (self.num_hidden_layers if self.num_hidden_layers <= 4 else 1)
 
     def kinds(self) -> tuple[Kind, ...]:

@@ -27,6 +27,7 @@ from envs.sandbox.replies import ROLES, check_json, check_tool_calls, parse_func
 
 ANSWERS = 256  # that can be waited for at once
 MESSAGE = 2000  # characters of a fault's
+RECYCLE = 2000  # episodes after which a worker takes no more, against slow leaks
 _FAREWELL_SECONDS = 5.0
 
 Request = tuple["HarnessEpisode", str, tuple]
@@ -55,13 +56,12 @@ class HarnessPool:
     Args:
       processes: of one driver; a harness is Python, so that one process has one core's worth of them.
       deadline_s: for one answer: from a turn to what is asked next, tools and user simulator included, or to the verdict.
-      recycle: episodes after which a worker takes no more, against slow leaks.
     """
 
     workers = ANSWERS
 
-    def __init__(self, processes: int = 1, *, deadline_s: float = 600.0, recycle: int = 2000):
-        self.processes, self.deadline_s, self.recycle = processes, deadline_s, recycle
+    def __init__(self, processes: int = 1, *, deadline_s: float = 600.0):
+        self.processes, self.deadline_s = processes, deadline_s
         self._folder = tempfile.mkdtemp(prefix="harness-")
         self._keys = itertools.count(1)
         self._lock = threading.Lock()
@@ -193,7 +193,7 @@ class HarnessPool:
         tired = time.monotonic() - self.deadline_s
         for process in list(self._running):
             process.retired |= any(when < tired for when in list(process.stopped.values()))
-            process.retired |= self._begun[id(process)] >= self.recycle
+            process.retired |= self._begun[id(process)] >= RECYCLE
             if process.retired and process.live <= set(process.stopped):
                 self._switchboard.end(process)
         mine = [process for process in self._running if process.kind == program.kind and not process.retired and process.death is None]
