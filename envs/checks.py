@@ -122,7 +122,7 @@ def step_limit_leaves_room(package: Package, scripts: dict[int, list[Action]]) -
 
 
 def seeds_differ(plays: list[Play], scripts: dict[int, list[Action]]) -> CheckResult:
-    """Args: `plays`: those of the player that brings most to light."""
+    """Whether seeds make different tasks, as the player sees them that brings most to light."""
     visible = len({repr((one.start, scripts[one.seed])) for one in plays})
     worlds = len({repr((one.start, scripts[one.seed], one.steps)) for one in plays})
     passed = worlds >= DISTINCT_BAR * len(plays) and visible >= min(VISIBLE_BAR, len(plays) / 2)
