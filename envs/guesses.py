@@ -211,9 +211,10 @@ def listen(pool: TimedPool, package: Package, tools: list[dict], scripts: dict[i
             for script in (scripts[seed], [*calls, {"text": _SAID[index % len(_SAID)]}]):
                 play(other, listening, [seed], recite({seed: script}))
         try:
-            return json.loads(other.function(listening, "hint", _DOOR))
-        except (EnvironmentFault, ValueError):
+            heard = json.loads(other.function(listening, "hint", _DOOR))
+        except (EnvironmentFault, ValueError, RecursionError):
             return []
+    return [word for word in heard if isinstance(word, str)] if isinstance(heard, list) else []  # the package may answer in its place
 
 
 # Scripts that know nothing of the seed

@@ -45,7 +45,8 @@ class Process:
           OSError: it cannot be started.
         """
         self.kind = program.kind
-        self._secrets = [os.environ[name] for name in program.variables if len(os.environ.get(name, "")) >= 6]
+        secrets = {os.environ[name] for name in program.variables if len(os.environ.get(name, "")) >= 6}
+        self._secrets = sorted(secrets, key=len, reverse=True)  # one may be the beginning of another
         environment = {name: os.environ[name] for name in ("PATH", "HOME", *program.variables) if name in os.environ}
         self._popen = subprocess.Popen(
             [*(shlex.split(program.python) or [sys.executable]), "-s", str(_WORKER), str(program.driver)],
