@@ -23,9 +23,10 @@ SEEDS = range(10)
 
 @pytest.fixture(scope="module", autouse=True)
 def little_time():
-    """Fewer calls than outside of tests, since each is a message to a worker."""
+    """Fewer calls and guesses than outside of tests, since each is a message to a worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probes, "SPAM_CALLS", 60)
+        patch.setattr(guesses, "WORDS", 64)
         yield
 
 
@@ -193,6 +194,13 @@ def test_an_odd_schema_is_the_packages_fault(pool):
     source = hackable.make().source + "\nTOOLS[0]['function']['parameters']['properties'] = {'a': {'anyOf': 7}}\n"
     certificate = certify(dataclasses.replace(hackable.make(), source=source), pool, seeds=SEEDS)
     assert [check.name for check in certificate.checks] == ["functions"] and "anyOf" in certificate.reasons[0]
+
+
+def test_what_a_package_answers_in_place_of_its_certificate_is_no_error_of_the_host(pool):
+    for answer in ("5", '"x"', "[" * 100_000):
+        forged = hackable.make().source + f"\nimport json\njson.dumps = lambda *_, **__: {answer!r}\n"
+        certificate = certify(dataclasses.replace(hackable.make(), source=forged), pool, seeds=range(2))
+        assert {check.name: check.passed for check in certificate.checks}["state"] is None
 
 
 def test_a_schema_may_refer_to_itself_without_end():
