@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from rl.trajectory import Trajectory
-from trace_jax.benchmarks.results import read_results
 from trace_jax.diagnose.evidence import Label
 from trace_jax.diagnose.select import KNOWN
 from trace_jax.errors import InputError, Unfinished
@@ -289,6 +288,8 @@ class _Results:
 
     def read(self) -> None:
         """Raises InputError when one cannot be read."""
+        from trace_jax.benchmarks.results import read_results  # the formats of benchmarks: not for a workdir's own rollouts
+
         found = read_results(self._files)
         self.rows = [
             make_row(f"{RESULTS}/{number}", RESULTS, policy_name(t.policy.get("name") or ""), t.split, entry(t))
