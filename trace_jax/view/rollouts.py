@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import queue
 import re
 import threading
 import time
@@ -61,16 +62,21 @@ class Rollouts:
         self._examples: dict[str, dict[str, Trajectory]] = {}  # where to id
         self._notices: dict[str, str] = {}  # by the file
         self._waiting: set[str] = set()  # files that are read behind the pages
-        self._changes, self._shown = 0, (0, Listing(self.place, (), looked=False))
+        self._changes, self._shown = 1, (0, Listing(self.place, ()))
         self._one = concurrent.futures.ThreadPoolExecutor(1, "look")
         self._many = concurrent.futures.ThreadPoolExecutor(_THREADS, "read")
-        self._behind = concurrent.futures.ThreadPoolExecutor(1, "behind")
+        self._behind: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # a daemon: Ctrl-C does not wait for a large file
+        threading.Thread(target=lambda: all(job() is None for job in iter(self._behind.get, None)), name="behind", daemon=True).start()
+        if workdir:
+            workdir.hurry()  # so that a bucket that does not answer is told on the page
         if results:
             self._later(self.place, self._results.read)
 
     def close(self) -> None:
         """Ends the threads when what they read is read."""
-        for pool in (self._one, self._many, self._behind):
+        self._behind.put(None)
+        for pool in (self._one, self._many):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def now(self, patience: float = 1.0) -> Listing:
@@ -180,7 +186,7 @@ class Rollouts:
         rows = []
         try:
             lines = self._shards.read(shard)
-            rows = _rows(shard, (entry(self._shards.decode(shard, number, line)) for number, line in enumerate(lines)))
+            rows = _rows(shard, (self._shards.entry(shard, number, line) for number, line in enumerate(lines)))
         finally:
             self._keep(shard, rows)
 
@@ -240,7 +246,7 @@ class Rollouts:
 
         with self._lock:
             self._waiting.add(name)
-        self._behind.submit(behind).add_done_callback(_surprise)
+        self._behind.put(behind)
 
     @contextlib.contextmanager
     def _told(self, name: str) -> Any:
@@ -263,7 +269,7 @@ class Rollouts:
         rows = [row for folder in sorted(self._folders) for shard in self._folders[folder] for row in self._rows.get(shard, ())]
         rows = [self._with_labels(row) for row in (*rows, *self._results.rows)]
         notices = [self._notices[name] for name in sorted(self._notices)]
-        return Listing(self.place, rows, notices, len(self._waiting), looked=self._looked > 0)
+        return Listing(self.place, rows, notices, len(self._waiting), looked=self._workdir is None or self._looked > 0)
 
     def _with_labels(self, row: Row) -> Row:
         """The row with what was read beside its shard."""
