@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 from starlette.testclient import TestClient
 
-from rl.trajectory import Trajectory, encode_shard
+from rl.trajectory import Trajectory
 from tests.trace_jax import example_run
 from trace_jax.config import Config
 from trace_jax.view.app import Pages
@@ -57,9 +57,11 @@ def hostile():
 
 
 def fill(path):
-    """The workdir: 6 diagnosed rollouts of the base, 230 of training, 4 composed ones with slots, one of each other kind, and inner ones."""
+    """The workdir: 6 diagnosed rollouts of the base, 230 of training, 4 composed ones with slots, 3 odd ones, and those of inner workdirs."""
     with Workdir.open(path, Config()) as workdir:
-        base = [dataclasses.replace(example_run.trajectory(n, tokens=120), slots=None, policy={"name": "base", "version": 0}) for n in range(6)]
+        base = [
+            dataclasses.replace(example_run.trajectory(n, tokens=120), slots=None, policy={"name": "base", "version": 0}) for n in range(6)
+        ]
         base[1].messages[-1]["content"] = f"<think>that was easy</think>Well. {QUOTE}"
         workdir.write_shard("base", "train", 0, base)
         example_run.add_diagnosis(workdir)
@@ -93,16 +95,8 @@ def opened(path, results=()):
             yield client
 
 
-def rewrite(path, folder, trajectories):
-    """Exchanges a shard for one that has no index, as earlier releases wrote them."""
-    with Workdir.open(path, lock=False) as workdir:
-        workdir.write_shard(*folder, 0, trajectories)
-        workdir.remove(f"rollouts/{folder[0]}/{folder[1]}/00000.index.json")
-
-
 def same(a, b):
     """Two records, field by field."""
-    return all(np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
-
-
-__all__ = ["HOSTILE", "LONG", "encode_shard", "fill", "hostile", "light", "opened", "rewrite", "same"]
+    return all(
+        np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y for x, y in zip(vars(a).values(), vars(b).values(), strict=True)
+    )

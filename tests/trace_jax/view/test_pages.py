@@ -174,7 +174,9 @@ def test_a_megabyte_of_tool_output_is_folded_and_whole_elsewhere(client):
     get(client, "/text/rollouts/base/odd/00000/0?of=99:0", 404)
 
 
-@pytest.mark.parametrize("key", ["rollouts/base/train/00000/6", "%2e%2e%2f%2e%2e%2fetc/passwd", "config.json", "rollouts/base/train/00000/-1"])
+@pytest.mark.parametrize(
+    "key", ["rollouts/base/train/00000/6", "%2e%2e%2f%2e%2e%2fetc/passwd", "config.json", "rollouts/base/train/00000/-1"]
+)
 def test_what_is_not_in_the_list_is_not_there(client, key):
     for page in ("rollout", "raw", "text"):
         assert "There is no rollout" in said(get(client, f"/{page}/{key}", 404))
