@@ -57,7 +57,7 @@ def hostile():
 
 
 def fill(path):
-    """The workdir: 6 diagnosed rollouts of the base, 230 of training, 4 composed ones with slots, 3 odd ones, and those of inner workdirs."""
+    """The workdir: 6 diagnosed rollouts of the base, 230 of training, 4 composed with slots, 3 odd ones, and those of inner workdirs."""
     with Workdir.open(path, Config()) as workdir:
         base = [
             dataclasses.replace(example_run.trajectory(n, tokens=120), slots=None, policy={"name": "base", "version": 0}) for n in range(6)
