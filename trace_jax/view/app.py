@@ -45,6 +45,7 @@ _HEADERS = {
     "cache-control": "no-store",  # a rollout that was made again has the same address
 }
 _MISDIRECTED = "Open this server as http://localhost, or start it with --host=ADDRESS to be reached under other names.\n"
+_CHECK = 500  # characters of what a check expected and found that are not folded away
 _BESIDE = 60  # rollouts of the same task that a page lists
 
 
@@ -170,7 +171,7 @@ class Pages:
     def _side(self, row: Row, trajectory: Trajectory) -> dict[str, Any]:
         """One rollout, as macros take it."""
         checks = [
-            (name, check, [(f"check:{name}:{of}", Text.of(pretty(check.get(of)))) for of in ("expected", "actual")])
+            (name, check, [(f"check:{name}:{of}", Text.of(pretty(check.get(of)), shown=_CHECK)) for of in ("expected", "actual")])
             for name, check in trajectory.checks.items()
         ]
         return {
@@ -242,12 +243,14 @@ def _columns(listing: Listing) -> list[tuple[str, str, bool]]:
     wanted = [("id", "rollout", True), ("where", "workdir", True), ("policy", "policy", True), ("split", "split", True)]
     wanted += [("environment", "environment", True), ("reward", "reward", False), ("ended", "ended with", True), ("turns", "turns", False)]
     wanted += [("tokens", "tokens", False), ("hinted", "hint", True), ("lacking", "lacking", True)]
-    there = {
-        "where": lambda row: bool(row.where),
-        "hinted": lambda row: row.hinted,
-        "lacking": lambda row: bool(row.labels),
+    said = {
+        "where": len({row.where for row in listing.rows}) > 1,
+        "split": any(row.split for row in listing.rows),
+        "tokens": any(row.tokens is not None for row in listing.rows),
+        "hinted": any(row.hinted for row in listing.rows),
+        "lacking": any(row.labels for row in listing.rows),
     }
-    return [column for column in wanted if column[0] not in there or any(map(there[column[0]], listing.rows))]
+    return [column for column in wanted if said.get(column[0], True)]
 
 
 def _worth_choosing(counts: Sequence[tuple[str, int]], chosen: str) -> bool:

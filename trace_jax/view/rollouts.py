@@ -32,7 +32,7 @@ from trace_jax.view.rows import Listing, Row, make_row
 from trace_jax.view.shards import Shard, Shards
 from trace_jax.workdir import Workdir, policy_name
 
-RESULTS = "results"  # where the rollouts of result files are
+RESULTS = "result files"  # where the rollouts of these are
 _THREADS = 8  # of a look; the client of a bucket keeps ten connections
 _FRESH, _FRESH_REMOTE = 0.5, 5.0  # seconds for which what was found holds
 _MANIFEST = re.compile(r"(?:.+/)?rollouts/[^/]+/[^/]+/manifest\.json")
@@ -298,7 +298,7 @@ class _Results:
 
         found = read_results(self._files)
         self.rows = [
-            make_row(f"{RESULTS}/{number}", RESULTS, policy_name(t.policy.get("name") or ""), t.split, entry(t))
+            make_row(f"results/{number}", RESULTS, policy_name(t.policy.get("name") or ""), t.split, entry(t))
             for number, t in enumerate(found)
         ]
         self.found = found
