@@ -97,4 +97,4 @@ def test_commands_are_found_behind_whatever_stands_before_them():
 def test_the_readme_has_the_commands_that_others_rely_on():
     readme = (ROOT / "README.md").read_text()
     assert "pip install -e . && trace-jax run --config=quickstart --workdir=trace-run\n" in readme
-    assert (ROOT / ".ci/run").read_text().splitlines()[-1] in readme
+    assert "pip install -e '.[test]' && pytest\n" in readme
