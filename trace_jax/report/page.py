@@ -20,7 +20,7 @@ from trace_jax.report import results as found
 from trace_jax.report import sections, text
 from trace_jax.report.reader import Reader
 from trace_jax.report.summary import sentences
-from trace_jax.report.trajectories import MAX_TOKENS, examples
+from trace_jax.report.trajectories import examples
 
 _FOLDER = pathlib.Path(__file__).parent
 _FILTERS = (text.as_text, text.clip, text.percent, text.percent_interval, text.points, text.p_value, text.figure, text.duration)
@@ -39,38 +39,45 @@ def render(read: Reader) -> str:
     diagnosis, gate, spent = sections.diagnosis(read, styles), sections.gate(read, styles), read.json("spent.json")
     routing = gate and gate["routing"]
     slots = routing["slots"] if routing else ["base", *styles]
-    return _template().render(
-        name=config.get("name") or "run",
-        target=target,
-        stored=stored,
-        settings=sections.settings(stored),
-        bounds=config.get("synthesis", {}),
-        progress=sections.progress(read),
-        results=results,
-        base=results.get(found.BASE),
-        composed=results.get(found.COMPOSED),
-        best=found.best_adapter(results),
-        leaks=[told(leak) for leak in found.leaks(results)],
-        free=found.free(results),
-        sentences=[said.replace(" %", "\u00a0%") for said in sentences(results, target, diagnosis, routing, spent)],
-        evaluation=sections.evaluation(read, results, styles),
-        missing_policies=[p for p in sections.evaluated_policies(stored) if results and p != "adapters" and p not in results],
-        diagnosis=diagnosis,
-        rounds=sections.rounds(read),
-        environments=sections.environments(read, styles),
-        training=sections.training(read, styles),
-        gate=gate,
-        slots=slots,
-        examples=examples(read, slots),
-        max_tokens=MAX_TOKENS,
-        costs=sections.costs(read),
+    return (
+        template_environment()
+        .get_template("report.html")
+        .render(
+            name=config.get("name") or "run",
+            target=target,
+            stored=stored,
+            settings=sections.settings(stored),
+            bounds=config.get("synthesis", {}),
+            progress=sections.progress(read),
+            results=results,
+            base=results.get(found.BASE),
+            composed=results.get(found.COMPOSED),
+            best=found.best_adapter(results),
+            leaks=[told(leak) for leak in found.leaks(results)],
+            free=found.free(results),
+            sentences=[said.replace(" %", "\u00a0%") for said in sentences(results, target, diagnosis, routing, spent)],
+            evaluation=sections.evaluation(read, results, styles),
+            missing_policies=[p for p in sections.evaluated_policies(stored) if results and p != "adapters" and p not in results],
+            diagnosis=diagnosis,
+            rounds=sections.rounds(read),
+            environments=sections.environments(read, styles),
+            training=sections.training(read, styles),
+            gate=gate,
+            slots=slots,
+            examples=examples(read, slots),
+            costs=sections.costs(read),
+        )
     )
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def template_environment(*folders: pathlib.Path) -> jinja2.Environment:
+    """What turns templates into pages: those of the report and of other folders, with our filters, everything escaped and made visible.
+
+    Globals: `css` and `script` are the page's, `script_hash` is the SHA-256 that a content security policy allows the script by.
+    """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
+        loader=jinja2.FileSystemLoader([_FOLDER, *folders]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -85,7 +92,7 @@ def _template() -> jinja2.Template:
         "script": Markup(script),
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
-    return environment.get_template("report.html")
+    return environment
 
 
 def _shown(value: Any) -> Any:

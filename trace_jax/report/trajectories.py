@@ -30,12 +30,14 @@ class View:
 
     Attributes:
       tokens: the coloured text, None where the texts or the slots are not stored.
+      shown: how many of the tokens that is.
       layers: for the majority and then every layer a string with one digit a token.
       share: (slot, share of the sampled tokens over all layers).
     """
 
     trajectory: Trajectory
     tokens: Markup | None
+    shown: int
     layers: str
     share: list[tuple[str, float]]
 
@@ -46,7 +48,7 @@ def examples(read: Reader, slots: Sequence[str]) -> dict[str, Any] | None:
     pieces = read.json("gate/pieces.json")
     views, size = [], 0
     for trajectory in found:
-        view = _view(trajectory, pieces, slots)
+        view = token_view(trajectory, pieces, slots)
         size += len(view.layers) + len(view.tokens or "") + sum(min(len(str(m)), 8000) for m in trajectory.messages)
         if size > BUDGET and views:
             break
@@ -65,19 +67,25 @@ def examples(read: Reader, slots: Sequence[str]) -> dict[str, Any] | None:
     }
 
 
-def majority(slots: np.ndarray, count: int) -> np.ndarray:
-    """[T] the slot that most layers chose, of `slots` [T, layers]; the lowest of several."""
-    return (slots[..., None] == np.arange(count)).sum(1).argmax(-1)
+def token_view(trajectory: Trajectory, pieces: Sequence[str] | None, slots: Sequence[str], most: int = MAX_TOKENS) -> View:
+    """The first `most` tokens of a trajectory.
 
-
-def _view(trajectory: Trajectory, pieces: Sequence[str] | None, slots: Sequence[str]) -> View:
+    Args:
+      pieces: token id to text, the content of gate/pieces.json.
+      slots: the names, the base first.
+    """
     if trajectory.slots is None or trajectory.tokens is None:
-        return View(trajectory, None, "", [])
-    shown = np.clip(trajectory.slots[:MAX_TOKENS], 0, len(DIGITS) - 1)
+        return View(trajectory, None, 0, "", [])
+    shown = np.clip(trajectory.slots[:most], 0, len(DIGITS) - 1)
     chosen = majority(shown, len(slots))
     layers = " ".join("".join(DIGITS[slot] for slot in column) for column in (chosen, *shown.T))
     share = list(zip(slots, _share([trajectory], len(slots), None), strict=True))
-    return View(trajectory, None if pieces is None else _coloured(trajectory, chosen, pieces), layers, share)
+    return View(trajectory, None if pieces is None else _coloured(trajectory, chosen, pieces), len(shown), layers, share)
+
+
+def majority(slots: np.ndarray, count: int) -> np.ndarray:
+    """[T] the slot that most layers chose, of `slots` [T, layers]; the lowest of several."""
+    return (slots[..., None] == np.arange(count)).sum(1).argmax(-1)
 
 
 def _coloured(trajectory: Trajectory, chosen: np.ndarray, pieces: Sequence[str]) -> Markup:
