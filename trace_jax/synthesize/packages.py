@@ -83,9 +83,10 @@ def _missing(capability: str, target: str) -> str:
 
 def _is_stored(runtime: Runtime, capability: str, package: Package) -> bool:
     """Whether the workdir's environment is this package, at whatever knobs were found for it; one that was edited is calibrated again."""
-    if _apart_from_defaults(runtime.environment(capability)) == _apart_from_defaults(package):
-        return True
     workdir, adapter = runtime.workdir, f"adapters/{capability}"
+    stored = load_package(workdir.local(f"environments/{capability}"))  # not through the runtime, which would remember it
+    if _apart_from_defaults(stored) == _apart_from_defaults(package):
+        return True
     if workdir.list(adapter):
         raise InputError(f"{package.path}: was edited since {workdir.place(adapter)} was trained in it; take another --workdir")
     return False

@@ -48,9 +48,9 @@ def config(tmp_path):
     (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "helper.py").write_text("WORD = 'wet'\n")
 
-    def make(rollout=RolloutSection(), **settings) -> Config:
+    def make(engine="jax", **settings) -> Config:
         section = BenchmarkSection(name="own", driver=str(tmp_path / "driver.py"), settings=settings)
-        return Config(benchmark=section, rollout=rollout).validate()
+        return Config(benchmark=section, rollout=RolloutSection(engine=engine)).validate()
 
     return make
 
@@ -88,7 +88,7 @@ TWICE = [{"id": "a", "split": "train"}, {"id": "a", "split": "heldout"}]
         ({"describing": "raise KeyError('beds')"}, r"describe: KeyError: 'beds' \(driver.py, line 10\)"),
         (
             {"describing": "import no_such_module"},
-            "describe: ModuleNotFoundError.*; install it, put it beside the driver, or name the Python",
+            "describe: ModuleNotFoundError.*; install it, put it beside the driver, or",
         ),
         ({"describing": "os._exit(3)"}, "describe: the worker ended with exit code 3"),
         ({"said": {"max_turn": 3}}, "describe: unknown field 'max_turn', did you mean 'max_turns'"),
@@ -105,7 +105,7 @@ TWICE = [{"id": "a", "split": "train"}, {"id": "a", "split": "heldout"}]
         ({"said": {"tasks": [{"id": "a"}]}}, "tasks: none of 1 is of the split .*; give some a split, or give more tasks"),
         (
             {"playing": "raise ValueError('dry')"},
-            "run_episode of task .*, tried with an agent that does nothing: ValueError: dry .*line 16",
+            "run_episode of .*, tried with an agent that does nothing: ValueError: dry .*line 16",
         ),
         ({"end": {"reward": 2}}, "run_episode of task .*: run_episode must return a reward from 0 to 1"),
         ({"end": {"graded": []}}, r"run_episode of task .*: graded: \[\] must be"),
@@ -120,9 +120,7 @@ def test_what_a_driver_gets_wrong_is_one_error_before_any_weight_loads(pool, con
 
 def test_a_driver_that_hangs_lacks_a_function_or_never_ends(config, tmp_path):
     with HarnessPool(deadline_s=0.7) as pool:
-        with pytest.raises(
-            InputError, match="run_episode of task .* no answer within 0.7 s; see where it hangs, or allow more than benchmark"
-        ):
+        with pytest.raises(InputError, match="run_episode of task .* no answer within 0.7 s; see where it hangs, or allow"):
             make_targets(config(playing="time.sleep(60)"), pool)
         endless = "while True: speak('agent', 'Hi', [{'role': 'user', 'content': 'and?'}], [])"
         make_targets(config(playing=endless, said={"max_turns": 3}), pool)  # is ended like any agent out of turns
@@ -138,7 +136,7 @@ def test_a_driver_that_hangs_lacks_a_function_or_never_ends(config, tmp_path):
 def test_an_outage_is_not_the_driver_s_fault(pool, config):
     assert make_targets(config(end={"reward": None, "error": {"kind": "user", "message": "away"}}), pool)
     with pytest.raises(InputError, match="user: true needs base and adapter side by side"):
-        make_targets(config(said={"user": True}, rollout=RolloutSection(engine="sgl_jax")), pool)
+        make_targets(config(said={"user": True}, engine="sgl_jax"), pool)
 
 
 @pytest.mark.parametrize(
