@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from trace_jax.agents.redaction import redact
 from trace_jax.errors import InputError, Unfinished
-from trace_jax.job import GO_ON, cause, tell
+from trace_jax.processes.job import GO_ON, cause, tell
 from trace_jax.stores import is_remote
 from trace_jax.workdir import Workdir
 

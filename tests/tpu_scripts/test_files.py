@@ -1,8 +1,7 @@
-"""The files beside the scripts: slices, the JobSet, the guide's commands; and what shellcheck says."""
+"""The files beside the scripts: slices and the JobSet; and what shellcheck says."""
 
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from trace_jax.preflight import accelerators
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = ROOT / "tpu_scripts"
 SLICES = sorted(SCRIPTS.glob("slices/*.env"))
-GUIDE = ROOT / "docs/cloud.md"
 
 
 def settings(file: pathlib.Path) -> dict[str, str]:
@@ -63,27 +61,6 @@ def test_the_jobset_is_one_pod_a_host_that_is_told_to_save_and_made_anew(pod, sp
     assert container["args"] == [*words, "--coordinator=auto"]
     assert container["image"] == f"r/t:{pod.revision[:12]}"
     assert container["resources"]["limits"] == {"google.com/tpu": 4}
-
-
-def commands(guide: str) -> list[str]:
-    """The commands of the guide's blocks that call the scripts, with their continuation lines."""
-    blocks = re.findall(r"```(?:bash)?\n(.*?)```", guide, re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [line for line in lines if line.startswith("tpu_scripts/")]
-
-
-def test_every_command_of_the_guide_is_one_that_the_scripts_take(pod):
-    found = commands(GUIDE.read_text()) + commands((SCRIPTS / "README.md").read_text())
-    assert len(found) > 20
-    (pod.repository / "my-pod.env").write_text("kind=tpu\nname=trace\nzone=us-east5-a\naccelerator_type=v5p-32\nruntime_version=r\n")
-    for line in found:
-        ran = pod.shell(["bash", "-c", line], HF_TOKEN="a", SGLANG_API_KEY="b", OPENAI_API_KEY="c")
-        assert ran.returncode == 0, f"{line}\n{ran.stderr}"
-
-
-def test_the_list_of_commands_in_the_readme_is_that_of_the_script(pod):
-    table = re.findall(r"^\| `([a-z-]+)` \|", (SCRIPTS / "README.md").read_text().partition("```")[0], re.MULTILINE)
-    assert table == [line.split()[0] for line in pod().stdout.split("\n\n")[1].splitlines()]
 
 
 # beside this Python too, which may not be on the PATH

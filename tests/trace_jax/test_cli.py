@@ -9,7 +9,7 @@ import time
 import pytest
 
 from trace_jax import __main__, cli, endings
-from trace_jax.sections import ROOT
+from trace_jax.config.sections import ROOT
 from trace_jax.workdir import Workdir
 
 PROBE = """

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from trace_jax.hygiene import told
+from trace_jax.evaluate.hygiene import told
 from trace_jax.report import results as found
 from trace_jax.report import sections, text
 from trace_jax.report.reader import Reader

@@ -20,8 +20,8 @@ from envs.harness.players import play
 from envs.sandbox.replies import parse_function
 from trace_jax.benchmarks.own.checks import Misshapen, parse_checks
 from trace_jax.config import Config
+from trace_jax.config.fields import nearest
 from trace_jax.errors import InputError
-from trace_jax.fields import nearest
 
 SPLITS = ("train", "heldout")
 _OPTIONAL = {"tools": list, "system": str, "max_turns": int, "user": bool, "farewell": str}
