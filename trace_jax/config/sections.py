@@ -310,7 +310,7 @@ class GateSection:
     """Step 4: the token-level gate over the base and the adapters."""
 
     label_loss: str = field("kl_weighted", "warm-start loss: weighted by the divergence from the base, or plain", ("kl_weighted", "plain"))
-    warm_steps: int = field(120, "updates of the warm start", "[1, inf)")
+    warm_steps: int = field(120, "updates of the warm start", "[3, inf)")  # in three stages, between which the stream is computed again
     learning_rate: float = field(1e-2, "peak learning rate of the warm start", "(0, inf)")
     base_weight: float = field(0.02, "weight of the base slot's cross-entropy on every token", "[0, inf)")
     kl_clip: float = field(1.0, "cap of a token's weight", "(0, inf)")
