@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 from model import Gate, constant_gate, export_composed, merge, save_gate_update, save_peft, save_pretrained
 from model.composed import COMPANIONS
+from trace_jax.base_model import tokenizer_folder
 from trace_jax.benchmarks.writers import export_results
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.policies import Mixture, composed_gate, read_routing, trained_mixture
 from trace_jax.runtime import Runtime, open_runtime
-from trace_jax.runtime.base_model import tokenizer_folder
 from trace_jax.stores import is_remote
 from trace_jax.train import load_adapter
 

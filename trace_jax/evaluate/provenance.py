@@ -17,7 +17,7 @@ from trace_jax.errors import InputError
 from trace_jax.evaluate.task_names import by_number, some
 
 if TYPE_CHECKING:
-    from rl.rollout import Task  # JAX: not for pages, which are made of files
+    from rl.rollout import Task  # brings JAX, which who reads a workdir does not need
 
 _DIGITS = 16  # hexadecimal, of a task's hash: enough to tell two definitions apart
 

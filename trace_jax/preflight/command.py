@@ -29,10 +29,10 @@ from model.sharding import AXES, distribute
 from rl.engines.jax.blocks import BLOCK, pool_size
 from rl.engines.jax.steps import Slots, Turn, cache_lengths, decode
 from rl.learner import Learner
+from trace_jax.base_model import read_architecture
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.errors import InputError
-from trace_jax.params import read_architecture
 from trace_jax.preflight import accelerators, cost, report
 from trace_jax.preflight.program import DoesNotFit, Program, compile_program
 from trace_jax.runtime.fit import fit

@@ -18,9 +18,9 @@ from rl.engines.jax import JaxEngine
 from rl.engines.protocol import Engine, EngineError
 from rl.engines.sgl_jax import SglJaxEngine, launch
 from rl.engines.sglang import Limits, ServerSettings, SGLangEngine, reference_of, start_servers
+from trace_jax.base_model import local_weights
 from trace_jax.config import Config
 from trace_jax.errors import InputError
-from trace_jax.runtime.base_model import local_weights
 from trace_jax.stores import is_remote
 from trace_jax.workdir import Workdir
 

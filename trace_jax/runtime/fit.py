@@ -23,9 +23,9 @@ from model.lora import bank_shardings
 from model.parameters import abstract_parameters
 from model.sharding import RULES
 from rl.learner import LearnerConfig
+from trace_jax.base_model import read_architecture
 from trace_jax.config import Config
 from trace_jax.errors import InputError
-from trace_jax.params import read_architecture
 from trace_jax.runtime.mesh import make_mesh
 
 _SHARE = 0.5  # of the memory that weights, adapters and optimizer leave

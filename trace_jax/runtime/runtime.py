@@ -32,12 +32,12 @@ from rl.engines.jax import JaxEngine
 from rl.engines.protocol import Engine, Policy
 from rl.rollout import Task
 from rl.trajectory import Trajectory
+from trace_jax.base_model import tokenizer_folder
 from trace_jax.benchmarks.live import episode_seed, live_targets, task_name
 from trace_jax.config import Config
 from trace_jax.diagnose.select import diagnosed_policy
 from trace_jax.errors import InputError
 from trace_jax.progress import Progress
-from trace_jax.runtime.base_model import tokenizer_folder
 from trace_jax.runtime.batches import BASE, Batches
 from trace_jax.runtime.engines import embedded_engine, sgl_jax_engine, sglang_engine
 from trace_jax.runtime.mesh import engine_axes, local_copy, make_mesh

@@ -110,7 +110,7 @@ class Folder:
             for file in filter(is_own, files):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     status = os.stat(os.path.join(parent, file))
-                    found[file if below == "." else f"{below}/{file}"] = f"{status.st_mtime_ns}-{status.st_size}"
+                    found[file if below == "." else f"{below}/{file}"] = f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
         return dict(sorted(found.items()))
 
     def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:

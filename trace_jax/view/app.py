@@ -6,6 +6,8 @@ templates, and a content security policy allows nothing but our style sheet.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import pathlib
 import threading
 import urllib.parse
@@ -24,8 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rl.trajectory import Trajectory
 from trace_jax.errors import InputError, Unfinished
+from trace_jax.evaluate.statistics import wilson
 from trace_jax.report import page as report
-from trace_jax.statistics import wilson
 from trace_jax.view import conversation, query, tokens
 from trace_jax.view.conversation import Text, pretty
 from trace_jax.view.query import PAGE, Found, Query, Table
@@ -42,7 +44,8 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",  # a rollout that was made again has the same address
 }
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_MISDIRECTED = "Open this server as http://localhost, or start it with --host=ADDRESS to be reached under other names.\n"
+_CHECK = 500  # characters of what a check expected and found that are not folded away
 _BESIDE = 60  # rollouts of the same task that a page lists
 
 
@@ -51,7 +54,7 @@ class Pages:
 
     def __init__(self, rollouts: Rollouts, loopback: bool = True):
         self._rollouts, self._loopback = rollouts, loopback
-        self._lock, self._table = threading.Lock(), (Listing("", ()), Table(Listing("", ())))
+        self._lock, self._table = threading.Lock(), (Listing("", (), looked=False), None)
         self._templates = report.template_environment(_FOLDER)
         self._css = "\n".join((_FOLDER.parent / name).read_text("utf-8") for name in ("report/report.css", "view/view.css"))
 
@@ -101,7 +104,7 @@ class Pages:
 
     def _rollout(self, request: Request) -> Response:
         asked = Query.parse(request.query_params)
-        listing, table = self._now()
+        listing, table = self._now(self._hurry())
         number, row = self._row(listing, request.path_params["key"])
         trajectory, found = self._rollouts.trajectory(row), table.find(asked)
         place = np.flatnonzero(found.order == number)
@@ -127,18 +130,18 @@ class Pages:
 
     def _beside(self, request: Request) -> Response:
         asked = Query.parse(request.query_params)
-        listing, _ = self._now()
+        listing, _ = self._now(self._hurry())
         rows = [self._row(listing, request.query_params.get(name, ""))[1] for name in ("a", "b")]
         sides = [self._side(row, self._rollouts.trajectory(row)) for row in rows]
         return self._page("beside.html", place=listing.place, asked=asked, sides=sides)
 
     def _raw(self, request: Request) -> Response:
-        _, row = self._row(self._now()[0], request.path_params["key"])
+        _, row = self._row(self._now(self._hurry())[0], request.path_params["key"])
         return Response(self._rollouts.line(row), media_type="application/json")
 
     def _text(self, request: Request) -> Response:
         """A text of the rollout, whole: a part of a message, what a check expected or found, the error or the hint."""
-        _, row = self._row(self._now()[0], request.path_params["key"])
+        _, row = self._row(self._now(self._hurry())[0], request.path_params["key"])
         found = dict(_texts(self._rollouts.trajectory(row))).get(request.query_params.get("of", ""))
         if found is None:
             raise HTTPException(404, "This rollout has no such text.")
@@ -146,12 +149,17 @@ class Pages:
 
     # --- what they are made of
 
-    def _now(self) -> tuple[Listing, Table]:
-        listing = self._rollouts.now()
+    def _now(self, patience: float = 1.0) -> tuple[Listing, Table]:
+        """What there is, looked for if it must be: only the list has to have the newest."""
+        listing = self._rollouts.now(patience)
         with self._lock:
             if self._table[0] is not listing:
                 self._table = listing, Table(listing)
             return self._table
+
+    def _hurry(self) -> float:
+        """Seconds that a page of one rollout waits for a look: none, once there was one."""
+        return 0.0 if self._table[0].looked else 5.0
 
     def _row(self, listing: Listing, key: str) -> tuple[int, Row]:
         number = listing.numbers.get(key)
@@ -163,7 +171,7 @@ class Pages:
     def _side(self, row: Row, trajectory: Trajectory) -> dict[str, Any]:
         """One rollout, as macros take it."""
         checks = [
-            (name, check, [(f"check:{name}:{of}", Text.of(pretty(check.get(of)))) for of in ("expected", "actual")])
+            (name, check, [(f"check:{name}:{of}", Text.of(pretty(check.get(of)), shown=_CHECK)) for of in ("expected", "actual")])
             for name, check in trajectory.checks.items()
         ]
         return {
@@ -203,8 +211,15 @@ class _Guard:
 
         host = Request(scope).headers.get("host", "")
         name = host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
-        app = self._app if not self._loopback or name.lower() in _LOOPBACK else PlainTextResponse("This server has another name.\n", 421)
+        app = self._app if not self._loopback or is_loopback(name) else PlainTextResponse(_MISDIRECTED, 421)
         await app(scope, receive, guarded)
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a name of a server, as it stands in addresses, can only be this machine itself."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    return name.lower() == "localhost"
 
 
 # the choices of the list: parameter, label
@@ -228,12 +243,14 @@ def _columns(listing: Listing) -> list[tuple[str, str, bool]]:
     wanted = [("id", "rollout", True), ("where", "workdir", True), ("policy", "policy", True), ("split", "split", True)]
     wanted += [("environment", "environment", True), ("reward", "reward", False), ("ended", "ended with", True), ("turns", "turns", False)]
     wanted += [("tokens", "tokens", False), ("hinted", "hint", True), ("lacking", "lacking", True)]
-    there = {
-        "where": lambda row: bool(row.where),
-        "hinted": lambda row: row.hinted,
-        "lacking": lambda row: bool(row.labels),
+    said = {
+        "where": len({row.where for row in listing.rows}) > 1,
+        "split": any(row.split for row in listing.rows),
+        "tokens": any(row.tokens is not None for row in listing.rows),
+        "hinted": any(row.hinted for row in listing.rows),
+        "lacking": any(row.labels for row in listing.rows),
     }
-    return [column for column in wanted if column[0] not in there or any(map(there[column[0]], listing.rows))]
+    return [column for column in wanted if said.get(column[0], True)]
 
 
 def _worth_choosing(counts: Sequence[tuple[str, int]], chosen: str) -> bool:

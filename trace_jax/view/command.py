@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.serve.listener import bind, url
-from trace_jax.view.app import Pages
+from trace_jax.view.app import Pages, is_loopback
 from trace_jax.view.rollouts import Rollouts
 from trace_jax.workdir import Workdir
 
@@ -36,7 +36,7 @@ def main(arguments: Arguments) -> None:
         rollouts = stack.enter_context(contextlib.closing(Rollouts(workdir, arguments.results)))
         rollouts.now(patience=0)  # begins to look
         address = url(listener, arguments.host)
-        loopback = socket.getaddrinfo(*listener.getsockname()[:2])[0][4][0] in ("127.0.0.1", "::1")
+        loopback = is_loopback(listener.getsockname()[0])
         if not loopback:
             print(f"trace-jax: everybody who reaches {arguments.host} can read these rollouts", file=sys.stderr)
         with contextlib.suppress(KeyboardInterrupt):

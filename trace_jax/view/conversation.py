@@ -21,6 +21,7 @@ from trace_jax.report.text import as_text, visible
 _SHOWN = 2_500  # characters of a text that is too long: its beginning
 _FOLDED = 60_000  # and what can be unfolded
 _LINE = 80  # characters of JSON that stay in one line
+_BREAK = re.compile(r"(?<!\\)((?:\\\\)*)\\n")  # of a string in JSON
 _THOUGHT = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 _KNOWN = ("role", "content", "tool_calls", "tool_call_id")
 
@@ -43,9 +44,9 @@ class Text:
     open: bool
 
     @classmethod
-    def of(cls, text: str, marks: Sequence[str] = ()) -> Text:
-        """A text, with words in it marked."""
-        cut = len(text) if len(text) <= _SHOWN * 1.2 else _SHOWN
+    def of(cls, text: str, marks: Sequence[str] = (), shown: int = _SHOWN) -> Text:
+        """A text, with words in it marked, of which about `shown` characters are not folded away."""
+        cut = len(text) if len(text) <= shown * 1.2 else shown
         begin, fold = (_marked(part, marks) for part in (text[:cut], text[cut:_FOLDED]))
         return cls(begin, fold, max(len(text) - max(cut, _FOLDED), 0), len(text), "<mark>" in fold)
 
@@ -116,11 +117,11 @@ def texts(message: Mapping[str, Any], tools: dict[str, str]) -> Iterator[tuple[s
 
 
 def pretty(value: Any) -> str:
-    """A text as it is, anything else as JSON, in lines where one is too short."""
+    """A text as it is, anything else as JSON, in lines where one is too short; a script in it keeps its own lines."""
     if isinstance(value, str):
         return value
     line = json.dumps(value, ensure_ascii=False)
-    return line if len(line) <= _LINE else json.dumps(value, indent=2, ensure_ascii=False)
+    return line if len(line) <= _LINE else _BREAK.sub(r"\1\n", json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _said(text: str) -> Iterator[tuple[str, str, str]]:

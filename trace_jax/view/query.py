@@ -15,13 +15,14 @@ from trace_jax.view.rows import ERROR, OUTCOMES, SUCCESS, Listing, Row
 
 PAGE = 100  # rollouts
 MAIN = "this run"  # the workdir that is shown, among those within it
+NONE = "none"  # the split or policy of who names none
 _YES = ("no", "yes")
 
 # the choices that are lists, each with what a row has of it
 FACETS: dict[str, Callable[[Row], str]] = {
     "where": lambda row: row.where or MAIN,
-    "policy": lambda row: row.policy,
-    "split": lambda row: row.split,
+    "policy": lambda row: row.policy or NONE,
+    "split": lambda row: row.split or NONE,
     "environment": lambda row: row.environment,
     "reward": lambda row: row.outcome,
     "ended": lambda row: row.ended,

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import queue
 import re
 import threading
 import time
@@ -21,18 +22,17 @@ from typing import Any
 import numpy as np
 
 from rl.trajectory import Trajectory
-from trace_jax.benchmarks.results import read_results
 from trace_jax.diagnose.evidence import Label
 from trace_jax.diagnose.select import KNOWN
 from trace_jax.errors import InputError, Unfinished
-from trace_jax.hygiene import MINED
+from trace_jax.evaluate.hygiene import MINED
 from trace_jax.rollout_index import decode_index, entry, index_of
 from trace_jax.stores import is_remote
 from trace_jax.view.rows import Listing, Row, make_row
 from trace_jax.view.shards import Shard, Shards
 from trace_jax.workdir import Workdir, policy_name
 
-RESULTS = "results"  # where the rollouts of result files are
+RESULTS = "result files"  # where the rollouts of these are
 _THREADS = 8  # of a look; the client of a bucket keeps ten connections
 _FRESH, _FRESH_REMOTE = 0.5, 5.0  # seconds for which what was found holds
 _MANIFEST = re.compile(r"(?:.+/)?rollouts/[^/]+/[^/]+/manifest\.json")
@@ -62,16 +62,21 @@ class Rollouts:
         self._examples: dict[str, dict[str, Trajectory]] = {}  # where to id
         self._notices: dict[str, str] = {}  # by the file
         self._waiting: set[str] = set()  # files that are read behind the pages
-        self._changes, self._shown = 0, (0, Listing(self.place, (), looked=False))
+        self._changes, self._shown = 1, (0, Listing(self.place, ()))
         self._one = concurrent.futures.ThreadPoolExecutor(1, "look")
         self._many = concurrent.futures.ThreadPoolExecutor(_THREADS, "read")
-        self._behind = concurrent.futures.ThreadPoolExecutor(1, "behind")
+        self._behind: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # a daemon: Ctrl-C does not wait for a large file
+        threading.Thread(target=lambda: all(job() is None for job in iter(self._behind.get, None)), name="behind", daemon=True).start()
+        if workdir:
+            workdir.hurry()  # so that a bucket that does not answer is told on the page
         if results:
             self._later(self.place, self._results.read)
 
     def close(self) -> None:
         """Ends the threads when what they read is read."""
-        for pool in (self._one, self._many, self._behind):
+        self._behind.put(None)
+        for pool in (self._one, self._many):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def now(self, patience: float = 1.0) -> Listing:
@@ -181,7 +186,7 @@ class Rollouts:
         rows = []
         try:
             lines = self._shards.read(shard)
-            rows = _rows(shard, (entry(self._shards.decode(shard, number, line)) for number, line in enumerate(lines)))
+            rows = _rows(shard, (self._shards.entry(shard, number, line) for number, line in enumerate(lines)))
         finally:
             self._keep(shard, rows)
 
@@ -241,7 +246,7 @@ class Rollouts:
 
         with self._lock:
             self._waiting.add(name)
-        self._behind.submit(behind).add_done_callback(_surprise)
+        self._behind.put(behind)
 
     @contextlib.contextmanager
     def _told(self, name: str) -> Any:
@@ -264,7 +269,7 @@ class Rollouts:
         rows = [row for folder in sorted(self._folders) for shard in self._folders[folder] for row in self._rows.get(shard, ())]
         rows = [self._with_labels(row) for row in (*rows, *self._results.rows)]
         notices = [self._notices[name] for name in sorted(self._notices)]
-        return Listing(self.place, rows, notices, len(self._waiting), looked=self._looked > 0)
+        return Listing(self.place, rows, notices, len(self._waiting), looked=self._workdir is None or self._looked > 0)
 
     def _with_labels(self, row: Row) -> Row:
         """The row with what was read beside its shard."""
@@ -289,9 +294,11 @@ class _Results:
 
     def read(self) -> None:
         """Raises InputError when one cannot be read."""
+        from trace_jax.benchmarks.results import read_results  # the formats of benchmarks: not for a workdir's own rollouts
+
         found = read_results(self._files)
         self.rows = [
-            make_row(f"{RESULTS}/{number}", RESULTS, policy_name(t.policy.get("name") or ""), t.split, entry(t))
+            make_row(f"results/{number}", RESULTS, policy_name(t.policy.get("name") or ""), t.split, entry(t))
             for number, t in enumerate(found)
         ]
         self.found = found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 import threading
 from typing import Any, NamedTuple
 
@@ -12,9 +13,12 @@ import zstandard
 
 from rl.trajectory import Trajectory, TrajectoryError
 from trace_jax.errors import InputError
+from trace_jax.rollout_index import entry
 from trace_jax.workdir import Workdir
 
 _KEPT = 256 << 20  # bytes of decompressed shards
+_ARRAYS = re.compile(rb',"(?:tokens|loss_mask|logprobs|turns|versions|slots|experts)":\[[\d\[\],.eE+-]*\]')
+_MASK = re.compile(rb',"loss_mask":\[([01,]*)\]')
 _FIX = "remove its folder and roll out again"
 
 
@@ -63,6 +67,15 @@ class Shards:
                 return stream.read().split(b"\n")[:-1]
         except zstandard.ZstdError as error:
             raise InputError(f"{place}: damaged ({error}); {_FIX}") from error
+
+    def entry(self, shard: Shard, number: int, line: bytes) -> dict[str, Any]:
+        """The line's entry in an index. What is long in it, arrays of tokens, is not parsed. Raises as `decode`."""
+        mask = _MASK.search(line)
+        try:
+            short = Trajectory.from_json(json.loads(_ARRAYS.sub(b"", line)))
+            return entry(short) | {"tokens": mask[1].count(b"1") if mask else None}
+        except (TrajectoryError, ValueError):  # written otherwise than we do
+            return entry(self.decode(shard, number, line))
 
     def decode(self, shard: Shard, number: int, line: bytes) -> Trajectory:
         """The trajectory of a line. Raises InputError when it is none."""

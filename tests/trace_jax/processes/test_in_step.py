@@ -146,7 +146,10 @@ print(json.dumps(found), file=sys.__stdout__, flush=True)
 """
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one device each", "two devices each"])
+# one device each: as in the run of two processes (test_run)
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=pytest.mark.slow, id="one device each"), pytest.param(2, id="two devices each")]
+)
 def told(request, tmp_path_factory):
     """What two processes say that they see."""
     port, folder = free_port(), tmp_path_factory.mktemp("shared") / "run"

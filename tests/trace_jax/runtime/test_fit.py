@@ -15,9 +15,9 @@ from model import CausalLM, init_bank, init_gate
 from model.parameters import abstract_parameters
 from rl.learner import Learner, LearnerConfig
 from tests.devices import environment
+from trace_jax.base_model import read_architecture
 from trace_jax.config import Config, ModelSection, TrainSection, load_config, override
 from trace_jax.errors import InputError
-from trace_jax.params import read_architecture
 from trace_jax.runtime import fit as fitting
 from trace_jax.runtime.fit import device_memory, fit, row_bytes
 
