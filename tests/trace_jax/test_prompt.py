@@ -39,6 +39,13 @@ def test_a_folder_of_ones_own_extends_ours_and_counts_in_the_hash(tmp_path):
     assert mine.names() == ours.names()
 
 
+def test_a_folder_of_ones_own_may_be_named_from_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own(tmp_path, "{% extends 'general/answer_repair.md' %}\n")
+    given = {"faults": ["too long"], "schema": ""}
+    assert Templates("../" + tmp_path.name).render("answer_repair", **given) == Templates().render("answer_repair", **given)
+
+
 @pytest.mark.parametrize(
     "text, words",
     [

@@ -52,7 +52,7 @@ class Templates:
     def __init__(self, domain: str = GENERAL):
         self.domain = domain
         root = data_folder("prompts")
-        own = root / domain if (root / domain).is_dir() else pathlib.Path(domain).expanduser()
+        own = root / domain if (root / domain).is_dir() else pathlib.Path(domain).expanduser().absolute()
         if not own.is_dir():
             domains = sorted(path.name for path in root.iterdir() if path.is_dir())
             raise InputError(f"config field 'agents.prompts': no folder {domain!r}; give one of {', '.join(domains)}, or a path")
