@@ -35,6 +35,6 @@ def get_config() -> Config:
         train=TrainSection(
             rank=2, alpha=2.0, iterations=2, groups=2, group_size=2, validation_seeds=2, selection_seeds=2, pack_length=8192, micro_rows=1
         ),
-        gate=GateSection(warm_steps=2, successes=2, table_seeds=2, grpo_iterations=1),
+        gate=GateSection(warm_steps=3, successes=2, table_seeds=2, grpo_iterations=1),
         evaluation=EvaluationSection(tasks=2, policies=("base",)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ def play(
 ) -> list[Verdict | EnvironmentFault]:
     """The verdicts of tasks that a scripted agent plays; the user says `greeting`, and farewell in its next turn.
 
+    An episode ends where the target's `max_turns` are used up, as it does for any agent.
+
     Args:
       agent: the turn for a task and what it is asked.
     """
@@ -29,6 +32,7 @@ def play(
         chunk = tasks[start : start + at_once]
         episodes = [pool.open(target, task.number) for task in chunk]
         greeted: set[int] = set()
+        turns: collections.Counter[int] = collections.Counter()
         acts: dict[int, tuple[str, tuple]] = dict.fromkeys(range(len(chunk)), ("reset", ()))
         found: dict[int, Verdict | EnvironmentFault] = {}
         while acts:
@@ -37,9 +41,10 @@ def play(
             for index, answer in zip(acts, answers, strict=True):
                 if not isinstance(answer, Ask):
                     found[index] = answer
-                elif answer.done:
+                elif answer.done or turns[index] == target.max_turns:
                     following[index] = "score", ()
                 elif answer.speaker == "agent":
+                    turns[index] += 1
                     following[index] = "turn", (agent(chunk[index], answer),)
                 else:
                     text = target.farewell if index in greeted else greeting

@@ -1,6 +1,6 @@
 """The process in which a benchmark's own program runs: `python -s worker.py DRIVER`, on the standard library of Python 3.9 and later.
 
-A driver is a Python file with two functions:
+A driver is a Python file, which may import what lies beside it, with two functions:
 
     describe(settings) -> {"version", "tasks": [{"id", "split", "hash", ...}], ...}
     run_episode(settings, task_id, seed, speak) -> {"reward", "stop_reason", "graded", "error", "record"}
@@ -82,7 +82,7 @@ def main(path):
             send({"id": key, "stopped": True})
         except BaseException as error:  # a driver may end in any way; the host says whose failure that is
             traceback.print_exc()
-            send({"id": key, "fault": " ".join(f"{type(error).__name__}: {error}".split())[:4000]})
+            send({"id": key, "fault": " ".join(f"{type(error).__name__}: {error}".split())[:4000] + _place(error, path)})
         finally:
             episodes.pop(key, None)
 
@@ -113,8 +113,18 @@ def _load(path):
     spec = importlib.util.spec_from_file_location("driver", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["driver"] = module
+    sys.path.append(os.path.dirname(os.path.abspath(path)))  # the last: nothing beside a driver hides what is installed
     spec.loader.exec_module(module)
+    for name in ("describe", "run_episode"):
+        if not callable(getattr(module, name, None)):
+            raise AttributeError(f"the driver has no function {name}; define it at the top level")
     return module
+
+
+def _place(error, path):
+    """Where the driver's own code was when it failed, if it was."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f" ({os.path.basename(path)}, line {lines[-1]})" if lines else ""
 
 
 if __name__ == "__main__":

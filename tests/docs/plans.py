@@ -40,6 +40,12 @@ TINY = {"--config=quickstart": "--config=tiny.py"}
 POD = "run, in tests/docs/test_pods.py, against stubs of gcloud, kubectl and docker"
 RENTED = "needs libtpu or CUDA's plugin and half an hour; tests/trace_jax/preflight compiles for both"
 LARGE = "weights of a real model and a pod; the same command runs with a tiny model under 'Without the weights'"
+# before.json, its first conversation with another outcome
+OTHER_RUN = """python -c '
+import json
+run = json.load(open("before.json"))
+run["simulations"][0]["reward_info"]["reward"] = 1.0 - run["simulations"][0]["reward_info"]["reward"]
+json.dump(run, open("after.json", "w"))'"""
 
 PLANS = {
     "README.md": Plan(
@@ -69,8 +75,8 @@ PLANS = {
     ),
     "docs/diagnose.md": Plan(
         blocks=(("trace-jax diagnose", RUN), ("trace-jax view", SERVE), ("FILE=", RUN), ("trace-jax evaluate", RUN)),
-        words={"trace-jax view": "trace-jax view --port=0"},
-        files={"before.json": "tests/data/tau2/gpt-4o_airline_excerpt.json", "after.json": "tests/data/tau2/gpt-4o_airline_excerpt.json"},
+        words={"trace-jax view": "trace-jax view --port=0", "trace-jax evaluate": f"{OTHER_RUN}\ntrace-jax evaluate"},
+        files={"before.json": "tests/data/tau2/gpt-4o_airline_excerpt.json"},
     ),
     "docs/benchmarks.md": Plan(
         blocks=(

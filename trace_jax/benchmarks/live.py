@@ -14,6 +14,7 @@ MODULES = {
     "tau2": "trace_jax.benchmarks.tau2.target",
     "swebench": "trace_jax.benchmarks.swebench.target",
     "toolsandbox": "trace_jax.benchmarks.toolsandbox.target",
+    "own": "trace_jax.benchmarks.own.target",
 }
 INSTALL = {"tau2": "pip install trace-jax[tau2]", "swebench": "pip install trace-jax[swebench]", "toolsandbox": "install it"}
 

@@ -16,16 +16,18 @@ from collections.abc import Iterator, Sequence
 
 from rl.trajectory import Trajectory
 from trace_jax.benchmarks.json_files import opening
+from trace_jax.benchmarks.own import lines
 from trace_jax.benchmarks.swebench import mini, reports, swe_agent
 from trace_jax.benchmarks.tau2 import results as tau2
 from trace_jax.benchmarks.tau2 import taubench
 from trace_jax.benchmarks.toolsandbox import results as toolsandbox
 from trace_jax.errors import InputError
 
-FORMATS = (tau2, taubench, mini, swe_agent, reports, toolsandbox)  # reports accepts any folder that holds logs of its grader
+FORMATS = (lines, tau2, taubench, mini, swe_agent, reports, toolsandbox)  # reports accepts any folder that holds logs of its grader
 _KNOWN = (
     "tau2-bench (results.json with info, tasks, simulations), tau-bench (a list of task_id, reward, traj), SWE-bench (trajectories of "
-    "mini-swe-agent or SWE-agent, a harness report, a log tree) or ToolSandbox (a folder with result_summary.json)"
+    "mini-swe-agent or SWE-agent, a harness report, a log tree), ToolSandbox (a folder with result_summary.json), or lines of your own "
+    "(.jsonl, .jsonl.zst or a folder of them, see docs/own_benchmark.md)"
 )
 _TOLERANCE = 1e-6  # graders compute rewards in floating point
 
@@ -48,7 +50,7 @@ def read_results(paths: Sequence[str | pathlib.Path], success: float | None = No
     for number, path in enumerate(paths):
         offset, before = dict(following), collections.Counter()
         for t in read_result_file(path):
-            if run := _conversation(t):
+            if run := conversation(t):
                 before[seen.setdefault(run, number)] += 1
             key = (t.environment, t.task_id)
             t.trial += offset.get(key, 0)
@@ -80,7 +82,7 @@ def read_result_file(path: str | pathlib.Path) -> Iterator[Trajectory]:
     raise InputError(f"{path}: not a result file of {_KNOWN}")
 
 
-def _conversation(t: Trajectory) -> bytes | None:
+def conversation(t: Trajectory) -> bytes | None:
     """A digest of an episode in which the agent said something; others, and files of verdicts alone, may well be equal."""
     if t.error is not None or all(m["role"] != "assistant" for m in t.messages):
         return None

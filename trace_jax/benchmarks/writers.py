@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from rl.trajectory import Trajectory
 from trace_jax.benchmarks.tau2.writer import write_results
 from trace_jax.errors import InputError
-from trace_jax.workdir import Workdir
+from trace_jax.workdir import Workdir, policy_name
 
 
 def export_results(workdir: Workdir, policies: Sequence[str], split: str | None, out: pathlib.Path) -> list[str]:
@@ -33,7 +33,11 @@ def export_results(workdir: Workdir, policies: Sequence[str], split: str | None,
         by_environment[t.environment].append(t)
     for name in by_environment:
         if not name.startswith(("tau2/", "swebench")):
-            raise InputError(f"--what=results: {name} is no benchmark with a result format of its own, as tau2-bench and SWE-bench are")
+            shards = workdir.place(f"rollouts/{policy_name(policies[0])}/{split}")
+            raise InputError(
+                f"--what=results: {name} is no benchmark with a result format of its own, as tau2-bench and SWE-bench are; "
+                f"its rollouts are lines that --results reads as they are: --results={shards}"
+            )
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     for name, trajectories in by_environment.items():

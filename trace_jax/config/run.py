@@ -58,7 +58,7 @@ class Config:
     model: ModelSection = ModelSection()
     mesh: MeshSection = MeshSection()
     target: TargetSection = dataclasses.field(default_factory=TargetSection)  # its knobs are a dictionary
-    benchmark: BenchmarkSection = BenchmarkSection()
+    benchmark: BenchmarkSection = dataclasses.field(default_factory=BenchmarkSection)  # its settings are a dictionary
     rollout: RolloutSection = RolloutSection()
     servers: ServersSection = ServersSection()
     agents: AgentsSection = dataclasses.field(default_factory=AgentsSection)  # its parameters are a dictionary
@@ -94,6 +94,8 @@ class Config:
         _check_addresses("agents.url", (self.agents.url,) if self.agents.url else (), "it takes no key")
         _check_secrets("agents.command", self.agents.command, "put it into a script that reads it from the environment")
         _check_secrets("agents.parameters", json.dumps(self.agents.parameters, default=str), "leave it out")
+        named = "name its variable in benchmark.variables, and let the driver read it from the environment"
+        _check_secrets("benchmark.settings", json.dumps(self.benchmark.settings, default=str), named)
         for ok, name, why in self._rules():
             if not ok:
                 raise InputError(f"config field {name!r}: {operator.attrgetter(name)(self)} {why}")
@@ -125,7 +127,9 @@ class Config:
         yield len(set(names)) == len(names), "baselines.policies", "names a policy twice"
         b = self.benchmark
         yield b.name != "tau2" or 0 < len(set(b.domains)) == len(b.domains), "benchmark.domains", "names no domain, or one twice"
-        asked = bool(b.name) and b.name != "swebench"
+        yield b.name != "own" or bool(b.driver), "benchmark.driver", "is empty; benchmark.name=own needs the path of a driver"
+        yield not b.driver or b.name == "own", "benchmark.driver", "is used with benchmark.name=own only; set that too"
+        asked = b.name in ("tau2", "toolsandbox")
         yield not asked or b.user == "base" or bool(b.user_model), "benchmark.user_model", "is empty; benchmark.user=endpoint needs one"
         one = asked and b.user == "base" and r.engine == "sgl_jax"
         yield (

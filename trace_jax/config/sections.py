@@ -80,11 +80,16 @@ class TargetSection:
 class BenchmarkSection:
     """A benchmark as the target, driven by its own program. target.package is not used then; the numbers of tasks in target are limits."""
 
-    name: str = field("", "the benchmark; empty: target.package is the target", ("", "tau2", "swebench", "toolsandbox"))
+    name: str = field(
+        "", "the benchmark, own for benchmark.driver; empty: target.package is the target", ("", "tau2", "swebench", "toolsandbox", "own")
+    )
     domains: tuple[str, ...] = field(
         ("airline", "retail"), "of tau2; the tasks of several are pooled", ("airline", "retail", "telecom", "mock")
     )
     data: str = field("", "of swebench: file or folder of the dataset")
+    driver: str = field("", "of own: the Python file with describe and run_episode, see docs/own_benchmark.md")
+    settings: dict[str, Any] = field({}, "of own: what the driver is called with, as JSON")
+    variables: tuple[str, ...] = field((), "of own: names of the environment's variables that the driver gets, such as a key", changes=True)
     python: str = field(
         "", "program of the environment that has the benchmark, with a command before it if need be; empty: this one", changes=True
     )
@@ -202,6 +207,9 @@ class DiagnosisSection:
 class SynthesisSection:
     """Step 2: one certified and calibrated environment per capability."""
 
+    packages: str = field(
+        "", "folder of environments of your own, FOLDER/<capability>/ with package.json and environment.py; used before any other"
+    )
     rounds: int = field(5, "packages that the LLM may hand in for a capability, the first included", "[1, 20]", changes=True)
     calibration_seeds: int = field(100, "seeds that the base agent is calibrated on", "[1, inf)")
     calibration_rollouts: int = field(16, "rollouts of each of these seeds", "[2, inf)")
@@ -302,7 +310,7 @@ class GateSection:
     """Step 4: the token-level gate over the base and the adapters."""
 
     label_loss: str = field("kl_weighted", "warm-start loss: weighted by the divergence from the base, or plain", ("kl_weighted", "plain"))
-    warm_steps: int = field(120, "updates of the warm start", "[1, inf)")
+    warm_steps: int = field(120, "updates of the warm start", "[3, inf)")  # in three stages, between which the stream is computed again
     learning_rate: float = field(1e-2, "peak learning rate of the warm start", "(0, inf)")
     base_weight: float = field(0.02, "weight of the base slot's cross-entropy on every token", "[0, inf)")
     kl_clip: float = field(1.0, "cap of a token's weight", "(0, inf)")

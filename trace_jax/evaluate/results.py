@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 
 from rl.trajectory import Trajectory
-from trace_jax.benchmarks.results import read_results
+from trace_jax.benchmarks.results import conversation, read_results
 from trace_jax.diagnose.diagnosis import do_nothing_tasks
 from trace_jax.errors import InputError
 from trace_jax.evaluate.comparison import Comparison, compare_paired
@@ -26,10 +27,11 @@ def print_results(paths: Sequence[str], console: Console, intersect: bool = Fals
       success: the reward from which on a trajectory is a success; None: as the benchmark itself says.
 
     Raises:
-      InputError: a file that cannot be read, or files of other tasks or other definitions of them.
+      InputError: a file that cannot be read, files of other tasks or other definitions of them, or one run twice.
     """
     names = name_files(paths)
     runs = {name: read_results([path], success) for name, path in zip(names, paths, strict=True)}
+    refuse_copies(runs)
     for name, found in runs.items():
         print(rate_line(name, overall_success(found)))
     free = {task for found in runs.values() for task in do_nothing_tasks(found)}
@@ -65,6 +67,18 @@ def compare_runs(
     tried = [count_tasks(run, errors_fail=True) for run in (a, b)]
     compare_paired(*tried, names=names, intersect=intersect, fix="--intersect compares on those that both have")
     return compare_paired(count_tasks(a), count_tasks(b), names=names, intersect=True)
+
+
+def refuse_copies(runs: Mapping[str, Sequence[Trajectory]]) -> None:
+    """
+    Raises:
+      InputError: all conversations of a file are in another one too, so that it is the same run, or a part of it.
+    """
+    said = {name: {digest for t in found if (digest := conversation(t))} for name, found in runs.items()}
+    for first, second in itertools.combinations(said, 2):
+        for name, other in ((second, first), (first, second)):
+            if said[name] and said[name] <= said[other]:
+                raise InputError(f"--results: all conversations of {name} are also in {other}; give the files of different runs")
 
 
 def name_files(paths: Sequence[str]) -> list[str]:

@@ -96,7 +96,8 @@ class Runtime:
           InputError: the kernel must hold them and does not.
         """
         config = self.config
-        foreign = config.generator == "llm" or (not config.benchmark.name and not is_builtin(self.target))
+        foreign = config.generator == "llm" or bool(config.synthesis.packages)
+        foreign |= not config.benchmark.name and not is_builtin(self.target)
         try:
             pool = Pool(config.rollout.workers, sandbox=config.rollout.sandbox or ("require" if foreign else "best_effort"))
             layers, missing = pool.layers, pool.missing

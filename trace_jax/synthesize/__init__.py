@@ -2,5 +2,6 @@
 
 from trace_jax.synthesize.command import main, require_finished, synthesize_all
 from trace_jax.synthesize.generation import NEEDS_ATTENTION, OPEN
+from trace_jax.synthesize.packages import own_packages
 
-__all__ = ["NEEDS_ATTENTION", "OPEN", "main", "require_finished", "synthesize_all"]
+__all__ = ["NEEDS_ATTENTION", "OPEN", "main", "own_packages", "require_finished", "synthesize_all"]

@@ -3,8 +3,8 @@
     generator -> package -> certificate, rollouts of the base, calibration (`admission`) -> selected_capabilities.json says DONE
 
 An environment that fails its certificate or its calibration never reaches training; the selection keeps it PENDING and the reasons stand in
-`certificate.json` and `calibration.json`. So does a capability for which the library has no environment. What an LLM could not do in its
-rounds needs a person's attention, and the selection and the exit code say so.
+`certificate.json` and `calibration.json`. So does a capability for which there is no environment. What an LLM could not do in its rounds
+needs a person's attention, and the selection and the exit code say so.
 """
 
 from __future__ import annotations
@@ -12,38 +12,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from envs.builtin import library, load_builtin
 from trace_jax.cli import Arguments
 from trace_jax.diagnose.select import finished
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.runtime import Runtime, open_runtime
-from trace_jax.synthesize.admission import admit, store
 from trace_jax.synthesize.generate import generate
 from trace_jax.synthesize.generation import NEEDS_ATTENTION, OPEN
+from trace_jax.synthesize.packages import own_packages, ready_made
 from trace_jax.workdir import Workdir
 
 _SELECTION = "diagnosis/selected_capabilities.json"
 _DISTRIBUTION = ("n_rollouts", "mean_reward", "std_reward", "success_rate", "zero_rate", "partial_rate")
 _GROUPS = ("groups_all_perfect", "groups_all_zero", "groups_mixed")
-
-
-def from_library(runtime: Runtime, capability: str) -> dict[str, Any]:
-    """Stores, certifies and calibrates the library's environment, or finds that this was done.
-
-    Returns:
-      `usable`: whether training may use the environment, and `reasons` if not; with the calibration where there was one, and `hint_ratio`.
-    """
-    config, workdir, folder = runtime.config.synthesis, runtime.workdir, f"environments/{capability}"
-    if workdir.exists(f"{folder}/calibration.json"):
-        runtime.progress.advance(config.calibration_seeds * config.calibration_rollouts, earlier=True)
-        return runtime.calibration(capability)
-    target = runtime.target_of(capability).target
-    if capability not in library(target):
-        there = ", ".join(library(target)) or "none at all"
-        return {"usable": False, "reasons": [f"the library has no environment for it in target {target}, only for {there}"]}
-    admission = admit(runtime, load_builtin(capability, target), f"calibration-{capability}")
-    store(runtime, capability, admission)
-    return admission.calibration or {"usable": False, "reasons": admission.reasons}
 
 
 def record(runtime: Runtime, results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -66,17 +46,17 @@ def synthesize_all(runtime: Runtime, only: Collection[str] | None = None) -> dic
     """Step 2 for every retained capability, or for some.
 
     Raises:
-      InputError: one of `only` was not retained.
+      InputError: one of `only` was not retained, or a package of the user's own cannot be used.
     """
     retained = runtime.retained()
     for capability in only or ():
         if capability not in retained:
             raise InputError(f"--capability={capability}: not retained; retained are {', '.join(retained) or 'none'}")
     asked = [capability for capability in retained if only is None or capability in only]
-    if runtime.config.generator == "llm":
-        results = generate(runtime, asked)
-    else:
-        results = {capability: from_library(runtime, capability) for capability in asked}
+    own = own_packages(runtime)
+    written = [capability for capability in asked if runtime.config.generator == "llm" and capability not in own]
+    found = generate(runtime, written) if written else {}
+    results = {capability: found.get(capability) or ready_made(runtime, capability, own) for capability in asked}
     record(runtime, results)
     return results
 

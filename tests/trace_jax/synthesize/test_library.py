@@ -6,7 +6,7 @@ import pytest
 
 from envs.builtin import load_builtin
 from trace_jax.synthesize.brief import library_example
-from trace_jax.synthesize.command import from_library
+from trace_jax.synthesize.packages import ready_made
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,10 @@ def test_the_library_is_that_of_the_run_s_target(target, capability, there):
         workdir=types.SimpleNamespace(exists=lambda path: False),
         target_of=lambda capability: types.SimpleNamespace(target=target),
     )
-    found = from_library(runtime, capability)
+    found = ready_made(runtime, capability, {})
     (reason,) = found["reasons"]
     assert not found["usable"] and reason.startswith(f"the library has no environment for it in target {target}, only for {there}")
+    assert all(fix in reason for fix in (f"FOLDER/{capability}/, and set synthesis.packages", "generator=llm", "diagnosis.candidates"))
 
 
 def test_the_example_of_a_brief_is_of_the_same_target_if_the_library_has_one():
