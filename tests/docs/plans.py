@@ -95,12 +95,15 @@ PLANS = {
         blocks=(
             ("pip install", RUN),
             ("FILE=", SLOW),
-            ("trace-jax run", "an LLM in both places; tests/trace_jax/synthesize/test_generate.py runs it with a scripted one"),
+            ("trace-jax run", SLOW),
             ("trace-jax diagnose", SLOW),
             ("trace-jax prompt tau2", RUN),
             ("trace-jax prompt capability", SLOW),
         ),
-        words={"OPENAI_MODEL=MODEL": "OPENAI_MODEL=scripted OPENAI_BASE_URL={endpoint}"},
+        words={
+            "OPENAI_MODEL=MODEL": "OPENAI_MODEL=scripted OPENAI_BASE_URL={endpoint}",
+            "trace-jax run --config=quickstart": "trace-jax run --config=tiny.py",
+        },
     ),
     "docs/environments.md": Plan(
         blocks=(("trace-jax certify DIR", SLOW),),

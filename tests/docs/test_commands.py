@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from envs.builtin import load_builtin
 from tests import gcs
 from tests.docs.blocks import ROOT, Block, Session, blocks
 from tests.docs.claims import DOCUMENTS
@@ -17,6 +18,7 @@ from tests.sglang_server import server as sglang_server
 from tests.sglang_server.install import sglang_python
 from tests.trace_jax import tiny
 from tests.trace_jax.diagnose import scripted_analyst
+from tests.trace_jax.synthesize import authors
 
 # what a reader who cloned the repository has in the folder
 CHECKOUT = ("tests", "trace_jax", "configs")
@@ -77,9 +79,20 @@ class Reader:
             assert not re.search(r'"error"|"object":"error"', printed), printed
 
 
+def answer(request: dict) -> str:
+    """A scripted LLM, as analyst and as author: it hands in the library's packages for the capabilities that it found."""
+    prompt = "\n".join(message["content"] for message in request["messages"])
+    asked = re.search(r'^\| `name` \| "desk_(\w+)" \|$', prompt, re.MULTILINE)
+    if asked is None:
+        return scripted_analyst.answer(request)
+    have = "multi_step_task_completion" if "error" in asked[1] else "precondition_verification"
+    package = load_builtin(have)
+    return authors.write(package.meta | {"name": f"desk_{asked[1]}", "capability": asked[1]}, package.source)
+
+
 @pytest.fixture
 def endpoint():
-    with scripted_llm(scripted_analyst.answer) as server:
+    with scripted_llm(answer) as server:
         yield server.url
 
 

@@ -48,7 +48,9 @@ def labelling(prompt, request):
     ours, _, rest = prompt.partition("===== conversation =====")
     conversation = rest.partition("===== end of conversation =====")[0]  # a repair follows it, and changes no label
     names = re.findall(r"^- `(\w+)`: ", ours[ours.index("# The capabilities") :], re.MULTILINE)
-    said = re.findall(r"^\[(\d+)\] agent: (.+)$", conversation, re.MULTILINE)
+    said = re.findall(r"^\[(\d+)\] agent: (.+)$", conversation, re.MULTILINE) or re.findall(
+        r"^\[(\d+)\] user: (.+)$", conversation, re.MULTILINE
+    )
     index, text = max(said, key=lambda message: len(message[1]))
     quote = " ".join(text.split("...")[0].split()[:6]) or text
     entries = {}
