@@ -96,7 +96,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "invalid_action": mean(t.stop_reason == StopReason.INVALID_ACTION for t in scored),
         "turns": mean(sum(m.get("role") == "assistant" for m in t.messages) for t in scored),
         "tool_errors": mean(t.metrics.get("tool_errors", 0.0) for t in scored),
-        "action_tokens": mean(0 if t.loss_mask is None else t.loss_mask.sum() for t in scored),
+        "sampled_tokens": mean(0 if t.loss_mask is None else t.loss_mask.sum() for t in scored),
     }
     hinted = [t for t in scored if t.hint is not None]
     if hinted:

@@ -9,7 +9,7 @@ import tempfile
 from model import Config as Architecture
 from model import ConfigError, read_config
 from model.composed import COMPANIONS
-from model.tensor_files import exists, read_text
+from model.files import exists, read_text
 from trace_jax.config import Config, ModelSection
 from trace_jax.errors import InputError
 from trace_jax.stores import is_remote

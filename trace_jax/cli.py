@@ -37,7 +37,7 @@ class Arguments:
     Attributes:
       config: validated; the one of the workdir when `--config` is left out.
       workdir: open, and locked by this process; None where the command needs none and none was given.
-      argument: the command's positional argument, `DIR` of `certify` and `NAME` of `prompt`.
+      argument: the command's positional argument, `DIR` of `certify`, `NAME` of `prompt` and `WORKDIR` of `view`.
     """
 
     command: str
@@ -72,6 +72,7 @@ class Command:
     Attributes:
       module: has the function `main(arguments)`.
       flags: beyond `--config`; with `!` when it must be given.
+      argument: its positional argument; where a flag has its name, it may be given either way, or be left out.
       config: whether a config must be named, or be in the workdir; else the defaults do.
       lock: False for a command that may be used beside a run that holds the workdir.
     """
@@ -157,6 +158,14 @@ COMMANDS = {
         lock=False,
     ),
     "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
+    "view": Command(
+        module="trace_jax.view.command",
+        help="a browsable list of all rollouts of a workdir, or of result files, in a browser; only reads",
+        flags=("workdir", "results", "host", "port"),
+        argument="WORKDIR",
+        config=False,
+        lock=False,
+    ),
     "verify-again": Command(
         module="trace_jax.verify_again",
         help="stored rollouts scored by the verifier as it is now, or by a changed one, and what differs",
@@ -332,6 +341,10 @@ def parse(name: str, command: Command, words: list[str]) -> tuple[dict, list[tup
         positional = values([name, *rest])[1:]
     except flags.Error as error:
         raise InputError(f"{' '.join(str(error).split())}; see trace-jax {name} --help") from error
+    by_flag = (command.argument or "").lower()
+    if by_flag in command.flags:
+        positional += filter(None, [values[by_flag].value])
+        positional, values[by_flag].value = positional or [None], None
     if len(positional) != (1 if command.argument else 0):
         expected = f"expected one argument, {command.argument}" if command.argument else "takes flags only"
         raise InputError(f"trace-jax {name}: {expected}, found {' '.join(positional) or 'none'}")

@@ -1,5 +1,5 @@
-"""What a run has cost: rollouts and sampled tokens from the manifests of its shards, seconds as its processes wrote them down, and what the
-LLM behind analysis and generation was paid.
+"""What a run has cost: rollouts and sampled tokens from the manifests of its shards, seconds and devices as its processes wrote them down,
+and what the LLM behind analysis and generation was paid.
 
 A rollout counts once however often the run was interrupted, so that a baseline that may use as many gets the same number after a resume.
 """
@@ -32,8 +32,12 @@ def stage_of(folder: str, split: str) -> str:
 
 
 def add_seconds(workdir: Workdir, stage: str, seconds: float) -> None:
-    """Notes what a process spent on a stage."""
-    workdir.append_jsonl(_SECONDS, {"stage": stage, "seconds": seconds})
+    """Notes what a process spent on a stage, and the devices that the run held meanwhile."""
+    import jax  # where seconds are counted it is there already; who only adds up does not need it
+
+    devices = jax.devices()
+    held = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
+    workdir.append_jsonl(_SECONDS, {"stage": stage, "seconds": seconds, "devices": held})
 
 
 def spent_on(workdir: Workdir, wanted: Callable[[str, str], bool]) -> dict[str, int]:
@@ -57,11 +61,15 @@ def _shards(workdir: Workdir, within: str = "rollouts") -> Iterator[tuple[str, s
 
 
 def write_spent(workdir: Workdir) -> dict[str, Any]:
-    """Writes and returns `spent.json`: {stages: {name: {seconds, rollouts, sampled_tokens}}, total: {...}}, and where an LLM was asked
-    agents: {requests, input_tokens, output_tokens, cost, estimated}."""
+    """Writes and returns `spent.json`: {stages: {name: {seconds, rollouts, sampled_tokens}}, total: {...}}, of the devices that were held
+    devices: [{platform, kind, count, seconds}], several where a run went on elsewhere, and where an LLM was asked agents: {requests,
+    input_tokens, output_tokens, cost, estimated}."""
     stages: dict[str, dict[str, float]] = defaultdict(lambda: {"seconds": 0.0, "rollouts": 0, "sampled_tokens": 0})
+    held: dict[tuple[str, str, int], float] = defaultdict(float)
     for row in workdir.read_jsonl(_SECONDS):
         stages[row["stage"]]["seconds"] += row["seconds"]
+        if devices := row.get("devices"):  # runs of old did not write them down
+            held[devices["platform"], devices["kind"], devices["count"]] += row["seconds"]
     for folder, split, shard in _shards(workdir):
         stages[stage_of(folder, split)]["rollouts"] += shard["trajectories"]
         stages[stage_of(folder, split)]["sampled_tokens"] += shard["sampled_tokens"]
@@ -69,7 +77,9 @@ def write_spent(workdir: Workdir) -> dict[str, Any]:
         stages["capabilities"]["rollouts"] += shard["trajectories"]
         stages["capabilities"]["sampled_tokens"] += shard["sampled_tokens"]
     total = {key: sum(stage[key] for stage in stages.values()) for key in ("seconds", "rollouts", "sampled_tokens")}
-    spent = {"stages": dict(stages), "total": total}
+    spent: dict[str, Any] = {"stages": dict(stages), "total": total}
+    if held:
+        spent["devices"] = [{"platform": p, "kind": k, "count": n, "seconds": seconds} for (p, k, n), seconds in held.items()]
     if paid := bill(workdir):
         spent["agents"] = paid
     workdir.write_json("spent.json", spent)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envs.package import Package
-from rl.rollout import Task
 from rl.trajectory import Trajectory
 from trace_jax.errors import InputError
 from trace_jax.evaluate.task_names import by_number, some
+
+if TYPE_CHECKING:
+    from rl.rollout import Task  # brings JAX, which who reads a workdir does not need
 
 _DIGITS = 16  # hexadecimal, of a task's hash: enough to tell two definitions apart
 

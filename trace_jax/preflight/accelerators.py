@@ -145,11 +145,15 @@ def find(topology: str) -> Accelerator:
     return Accelerator(name=name, device_kind=tpu.kind, hbm=int(tpu.hbm * 2**30), devices=math.prod(shape) * tpu.devices, **rates)
 
 
+def name_of_kind(kind: str) -> str | None:
+    """`v5p` of the `device_kind` that JAX gives it; None of one that the tables do not have."""
+    return {part.kind: name for table in (_GPUS, _TPUS) for name, part in table.items()}.get(kind)
+
+
 def of_device(device: jax.Device) -> Accelerator | None:
     """What the tables know of a device that is there; None of one that they do not have."""
-    kinds = {gpu.kind: f"{name}:1" for name, gpu in _GPUS.items()}
-    kinds |= {tpu.kind: f"{name}:{'x'.join('1' * tpu.axes)}" for name, tpu in _TPUS.items()}
-    return find(kinds[device.device_kind]) if device.device_kind in kinds else None
+    name = name_of_kind(device.device_kind)
+    return name and find(f"{name}:1" if name in _GPUS else f"{name}:{'x'.join('1' * _TPUS[name].axes)}")
 
 
 def topology_devices(topology: str) -> list[jax.Device]:

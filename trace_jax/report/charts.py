@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from trace_jax.report.text import figure, percent, percent_interval, visible
+from trace_jax.report.text import figure, number, percent, percent_interval, visible
 
 _POINTS = 200  # of one curve; more cannot be told apart in its width
 
@@ -29,13 +29,17 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Series:
-    """A curve; it is interrupted where `y` is None."""
+    """A curve; it is interrupted where `y` is None.
+
+    Attributes:
+      dash: 0 a whole line, 1 to 3 broken ones, so that curves can be told apart without colours.
+    """
 
     name: str
     x: Sequence[float]
     y: Sequence[float | None]
     style: str = "s1"
-    dashed: bool = False
+    dash: int = 0
 
 
 def bars(rows: Sequence[Bar], title: str, line: Bar | None = None) -> Markup:
@@ -76,6 +80,7 @@ def lines(
     size: tuple[int, int] = (360, 190),
     shares: bool = False,
     levels: Sequence[Bar] = (),
+    dots: bool = False,
 ) -> Markup:
     """Curves over one x axis.
 
@@ -83,9 +88,11 @@ def lines(
       span: of the y axis; by default that of the data.
       shares: whether y is a share, written in per cent.
       levels: horizontal lines to compare with, labelled at their right end.
+      dots: whether every point has one.
     """
     width, height = size
-    left, right, top, bottom = 44, 12, 26 if len(series) > 1 else 10, height - 34
+    places = _legend([one.name for one in series], width) if len(series) > 1 else []
+    left, right, top, bottom = 44, 12, 10 + (places[-1][1] + 6 if places else 0), height - 34
     series = [_thinned(one) for one in series]
     ys = [y for one in series for y in one.y if y is not None] + [level.value for level in levels]
     xs = [x for one in series for x in one.x] or [0.0]
@@ -109,18 +116,17 @@ def lines(
         y = place(first, level.value)[1]
         parts += [_line(left, y, width - right, y, f"level {level.style}"), _text(width - right, y - 5, level.label, "end", "tick")]
     for one in series:
+        style = f"{one.style} dash{one.dash}" if one.dash else one.style
         for piece in _pieces(one):
             spots = [place(x, y) for x, y in piece]
-            dash = " dashed" if one.dashed else ""
-            if len(spots) == 1:
-                parts.append(Markup('<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(one.style, *spots[0]))
-            else:
+            if len(spots) > 1:
                 drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-                parts.append(Markup('<polyline class="curve {}" points="{}"/>').format(one.style + dash, drawn))
-    if len(series) > 1:
-        for n, one in enumerate(series):
-            x, dash = left + 110 * n, " dashed" if one.dashed else ""
-            parts += [_line(x, 10, x + 20, 10, f"curve {one.style}{dash}"), _text(x + 25, 14, one.name, "start", "tick")]
+                parts.append(Markup('<polyline class="curve {}" points="{}"/>').format(style, drawn))
+            if dots or len(spots) == 1:
+                parts += [Markup('<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(one.style, *spot) for spot in spots]
+    for (x, y), one in zip(places, series, strict=False):
+        style = f"{one.style} dash{one.dash}" if one.dash else one.style
+        parts += [_line(x, y, x + 22, y, f"curve {style}"), _text(x + 27, y + 4, one.name, "start", "tick")]
     return _svg(width, height, f"{title}: " + "; ".join(_said(one, x_label, shares) for one in series), parts)
 
 
@@ -144,9 +150,14 @@ def histogram(shares: Iterable[float], title: str, style: str = "s1", bins: int 
     return _svg(width, height, f"{title}, seeds by share of successful rollouts: {said or 'none'}", parts)
 
 
-def stacks(rows: Mapping[str, Sequence[tuple[str, float, str]]], title: str) -> Markup:
-    """One bar of full width for each row, cut into (name, share, style)."""
-    left, step, width = 90, 20 if len(rows) <= 12 else 12, 760
+def stacks(rows: Mapping[str, Sequence[tuple[str, float, str]]], title: str, *, left: int = 90, step: int = 0) -> Markup:
+    """One bar of full width for each row, cut into (name, share, style).
+
+    Args:
+      left: room for the names of the rows.
+      step: from row to row; by default narrower for many.
+    """
+    step, width = step or (20 if len(rows) <= 12 else 12), 760
     parts, said = [], []
     for n, (label, pieces) in enumerate(rows.items()):
         x, y = float(left), n * step
@@ -195,6 +206,18 @@ def _thinned(one: Series) -> Series:
     return dataclasses.replace(one, x=[one.x[n] for n in keep], y=[one.y[n] for n in keep])
 
 
+def _legend(names: Sequence[str], width: float) -> list[tuple[float, float]]:
+    """Where each name stands: one beside the other, in as many rows as they need."""
+    places, x, y = [], 44.0, 10.0
+    for name in names:
+        wide = 27 + 7.2 * len(name)
+        if places and x + wide > width:
+            x, y = 44.0, y + 17
+        places.append((x, y))
+        x += wide + 16
+    return places
+
+
 def _pieces(one: Series) -> list[list[tuple[float, float]]]:
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(one.x, one.y, strict=True):
@@ -215,10 +238,8 @@ def _said(one: Series, x_label: str, shares: bool) -> str:
 
 def _tick(value: float, shares: bool = False) -> str:
     if shares:
-        return f"{100 * value:.0f} %"
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}").replace("-", "−")
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
+        return f"{number(100 * value)} %"
+    return number(value)
 
 
 def _svg(width: float, height: float, title: str, parts: Iterable[Markup]) -> Markup:

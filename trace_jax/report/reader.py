@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from rl.trajectory import Trajectory, TrajectoryError, decode_shard
 from trace_jax.errors import InputError
 from trace_jax.workdir import Workdir
+
+_ARRAYS = ("tokens", "loss_mask", "logprobs", "turns", "versions", "slots", "experts")
 
 
 class Reader(Protocol):
@@ -22,8 +25,8 @@ class Reader(Protocol):
     def list(self, prefix: str) -> list[str]:
         """The names of all files below a folder, sorted."""
 
-    def shard(self, name: str) -> list[Trajectory]:
-        """The trajectories of a shard, empty where there is none."""
+    def shard(self, name: str) -> Iterator[Trajectory]:
+        """The trajectories of a shard, one at a time; none where there is no such file."""
 
 
 class WorkdirReader:
@@ -41,20 +44,25 @@ class WorkdirReader:
     def list(self, prefix: str) -> list[str]:
         return self._workdir.list(prefix)
 
-    def shard(self, name: str) -> list[Trajectory]:
+    def shard(self, name: str) -> Iterator[Trajectory]:
         if not self._workdir.exists(name):
-            return []
+            return
         try:
-            return list(decode_shard(self._workdir.read_bytes(name), self._workdir.place(name)))
+            yield from decode_shard(self._workdir.read_bytes(name), self._workdir.place(name))
         except TrajectoryError as error:
             raise InputError(f"{error}; remove the file and run its step again") from error
 
 
 def find_trajectories(read: Reader, folder: str, ids: Iterable[str]) -> dict[str, Trajectory]:
-    """Those of the ids that the shards of a folder hold."""
+    """Those of the ids that the shards of a folder hold, without their tokens."""
     missing, found = set(ids), {}
     for name in read.list(folder):
         if missing and name.endswith(".jsonl.zst"):
-            found |= {t.id: t for t in read.shard(name) if t.id in missing}
+            found |= {t.id: told(t) for t in read.shard(name) if t.id in missing}
             missing -= set(found)
     return found
+
+
+def told(trajectory: Trajectory) -> Trajectory:
+    """What a person reads of a trajectory: without its arrays, which are most of it."""
+    return dataclasses.replace(trajectory, **dict.fromkeys(_ARRAYS))

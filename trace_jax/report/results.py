@@ -54,7 +54,6 @@ class Result:
     errors: int
     as_failures: dict[str, Any] | None
     pass_hat: dict[str, float]
-    by_stressors: dict[str, dict[str, float]]
     tasks: dict[str, dict[str, int]]
     temperature: float | None
     split: str
@@ -114,14 +113,13 @@ def load_results(read: Reader) -> dict[str, Result]:
         incomparable = _incomparable(data, base)
         results[policy] = Result(
             policy=policy,
-            meaning=_meaning(policy, routing),
+            meaning=meaning(policy, routing),
             rate=data["overall"]["rate"],
             interval=tuple(data["overall"]["interval"]),
             n=data["overall"].get("n", sum(counts["trials"] for counts in tasks.values())),
             errors=data["overall"].get("errors", 0),
             as_failures=data["overall"].get("errors_as_failures"),
             pass_hat=data["overall"].get("pass_hat", {}),
-            by_stressors=data.get("by_stressors", {}),
             tasks=tasks,
             temperature=data.get("temperature"),
             split=data["split"],
@@ -170,11 +168,14 @@ def _spent(read: Reader) -> dict[str, int]:
     return found
 
 
-def _meaning(policy: str, routing: Mapping[str, Any]) -> str:
+def meaning(policy: str, routing: Mapping[str, Any]) -> str:
+    """What a policy is, in a few words; `routing` is the content of gate/routing.json."""
     if policy == COMPOSED and routing.get("composed") == "previous":
         return "the gate was not kept; this is the agent of the round before"
     if policy == COMPOSED and routing and not routing["kept"]:
         return f"the gate was not kept; this is {routing['composed']}"
+    if policy.startswith("single:"):
+        return "the best single adapter, on every token"
     return "one adapter on every token" if policy.startswith("adapter:") else _MEANING.get(policy, "a baseline")
 
 

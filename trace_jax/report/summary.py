@@ -34,6 +34,9 @@ def sentences(
     if composed:
         against = f": {_compared(composed.to_base, 'the base')}" if composed.to_base else ""
         said.append(f"The composed agent succeeds in {_rate(composed)}{against}.")
+        if change := composed.to_base:
+            fixed, broken = f"{len(change.fixed):,}", f"{len(change.broken):,}"
+            said.append(f"It solves {fixed} tasks that the base agent fails, and fails {broken} that the base agent solves.")
     if best:
         against = found.difference(composed, best) if composed else None
         ours = f"; the composed agent is {_compared(against, 'it')}" if against else ""

@@ -7,8 +7,11 @@ direction of writing become visible, and a megabyte of tool output becomes its b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
+
+from markupsafe import Markup, escape
 
 _DIRECTIONS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _VISIBLE = {
@@ -27,6 +30,23 @@ def visible(text: str) -> str:
 def clip(text: str, limit: int) -> str:
     """The first `limit` characters, and how many are left out."""
     return text if len(text) <= limit else f"{text[:limit]} … and {len(text) - limit:,} more characters"
+
+
+def marked(text: str, quote: str, limit: int) -> Markup:
+    """About `limit` characters of the text, the quote marked in it: from the beginning, or where that would miss it, around it.
+
+    Blanks and case may differ. Without the quote, or where it is not in the text, this is `clip`.
+    """
+    words = [re.escape(word) for word in quote.split()]
+    found = re.search(r"\s+".join(words), text, re.IGNORECASE) if words else None
+    if found is None:
+        return escape(visible(clip(text, limit)))
+    first = 0 if found.end() <= limit else max(0, found.start() - limit // 3)
+    last = max(first + limit, found.end())
+    before = f"{first:,} characters before … " if first else ""
+    after = f" … and {len(text) - last:,} more characters" if last < len(text) else ""
+    parts = (before + text[first : found.start()], text[found.start() : found.end()], text[found.end() : last] + after)
+    return Markup("{}<mark>{}</mark>{}").format(*map(visible, parts))
 
 
 def as_text(value: Any) -> str:
@@ -53,6 +73,20 @@ def p_value(value: float) -> str:
 
 def figure(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+
+def number(value: float) -> str:
+    """Three digits of a number, more of a large one."""
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}").replace("-", "−")
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
+
+
+def roughly(seconds: float) -> str:
+    """A duration that fits a tile."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.0f} h"
 
 
 def duration(seconds: float) -> str:

@@ -106,9 +106,12 @@ class Bucket:
         return self._objects.stat(full) is not None or bool(self._objects.list(f"{full}/", most=1))
 
     def list(self, folder: str) -> list[str]:
+        return list(self.marks(folder))
+
+    def marks(self, folder: str) -> dict[str, str]:
         prefix = f"{self._prefix}{folder}/" if folder else self._prefix
-        names = (name.removeprefix(self._prefix) for name in self._objects.list(prefix))
-        return sorted(name for name in names if is_own(name) and not name.endswith("/"))
+        found = {name.removeprefix(self._prefix): str(stat.generation) for name, stat in self._objects.list(prefix).items()}
+        return {name: found[name] for name in sorted(found) if is_own(name) and not name.endswith("/")}
 
     def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:
         scratch = self._session.folder("made")

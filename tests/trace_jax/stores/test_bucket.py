@@ -68,6 +68,17 @@ def test_a_store_holds_files_folders_and_lines(store):
             store.write(name, b"")
 
 
+def test_the_mark_of_a_file_changes_when_the_file_does(store):
+    store.write("a/file", b"one")
+    store.write("other", b"one")
+    before = store.marks("")
+    assert list(before) == store.list("") == ["a/file", "other"] and store.marks("none") == {}
+    assert store.marks("") == before and store.marks("a") == {"a/file": before["a/file"]}
+    store.write("a/file", b"two")
+    after = store.marks("")
+    assert after["other"] == before["other"] and after["a/file"] != before["a/file"]
+
+
 def test_libraries_write_and_read_files_of_this_machine(store):
     def write(path):
         (path / "deep").mkdir(parents=True, exist_ok=True)

@@ -19,10 +19,10 @@ from trace_jax.benchmarks.results import read_results
 from trace_jax.config import load_config
 from trace_jax.diagnose.diagnosis import diagnose
 from trace_jax.errors import InputError
-from trace_jax.report import charts, results, text, trajectories
+from trace_jax.report import budgets, charts, results, text
 from trace_jax.workdir import Workdir
 
-EXCERPT = pathlib.Path(__file__).parent.parent / "data/tau2/gpt-4o_airline_excerpt.json"
+EXCERPT = pathlib.Path(__file__).parents[2] / "data/tau2/gpt-4o_airline_excerpt.json"
 RESULT = results.Result(**{field.name: None for field in dataclasses.fields(results.Result)})
 HOSTILE = "<script>alert('tool')</script>\x00\x1b[31m\u202egnp.exe\ud800 </details><img src=x onerror=alert(1)>"
 
@@ -198,7 +198,7 @@ def test_what_models_and_tools_wrote_is_shown_as_text(workdir):
 
 
 def test_long_texts_and_many_tokens_are_cut(workdir, monkeypatch):
-    monkeypatch.setattr(trajectories, "BUDGET", 200_000)
+    monkeypatch.setattr(budgets, "TRAJECTORIES", 200_000)
     add_gate(workdir)
     long = trajectory(2, tokens=20_000, slots=4)
     long.messages[3]["content"] = "x" * 1_000_000
@@ -206,7 +206,7 @@ def test_long_texts_and_many_tokens_are_cut(workdir, monkeypatch):
     workdir.write_bytes("gate/examples.jsonl.zst", encode_shard([trajectory(k, tokens=3000, slots=4) for k in range(8)]))
     page = written(workdir)
     assert len(page.source.encode()) < 500_000
-    assert f"The first {trajectories.MAX_TOKENS:d} of 3000 tokens." in page.said("trajectories")
+    assert f"The first {budgets.TOKENS} of 3000 tokens." in page.said("trajectories")
     assert re.search(r"\d more are in gate/examples.jsonl.zst", page.said("trajectories"))
     workdir.write_bytes("gate/examples.jsonl.zst", encode_shard([long]))
     page = written(workdir)
