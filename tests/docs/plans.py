@@ -37,6 +37,7 @@ class Plan:
 
 
 TINY = {"--config=quickstart": "--config=tiny.py"}
+EIGHT = "XLA_FLAGS=--xla_force_host_platform_device_count=8 PJRT_NPROC=16"  # devices of this CPU
 POD = "run, in tests/docs/test_pods.py, against stubs of gcloud, kubectl and docker"
 RENTED = "needs libtpu or CUDA's plugin and half an hour; tests/trace_jax/preflight compiles for both"
 LARGE = "weights of a real model and a pod; the same command runs with a tiny model under 'Without the weights'"
@@ -159,7 +160,7 @@ PLANS = {
     ),
     "docs/gpu.md": Plan(
         blocks=(("pip install", "a GPU, and CUDA's plugin"), ("python tests/benchmarks/gpu_speed.py", SLOW)),
-        words={"gpu_speed.py": "gpu_speed.py --tiny"},
+        words={"python tests/benchmarks/gpu_speed.py": f"{EIGHT} python tests/benchmarks/gpu_speed.py --tiny"},
     ),
     "docs/cloud.md": Plan(
         blocks=(
