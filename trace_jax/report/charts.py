@@ -44,7 +44,7 @@ class Series:
 
 def bars(rows: Sequence[Bar], title: str, line: Bar | None = None) -> Markup:
     """Horizontal bars with whiskers, and a vertical line for what they are to be seen against."""
-    left, right, top, step, width = 250, 58, 24, 27, 760
+    left, right, top, step, width = 235, 58, 24, 27, 640
     end = min(1.0, math.ceil(10 * max([row.interval[1] if row.interval else row.value for row in rows], default=0.1) + 1e-9) / 10)
     bottom = top + step * len(rows)
 
@@ -157,7 +157,7 @@ def stacks(rows: Mapping[str, Sequence[tuple[str, float, str]]], title: str, *, 
       left: room for the names of the rows.
       step: from row to row; by default narrower for many.
     """
-    step, width = step or (20 if len(rows) <= 12 else 12), 760
+    step, width = step or (20 if len(rows) <= 12 else 12), 640
     parts, said = [], []
     for n, (label, pieces) in enumerate(rows.items()):
         x, y = float(left), n * step

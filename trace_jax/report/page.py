@@ -107,8 +107,8 @@ def _pieces(
     write = template_environment().get_template("parts/pieces.html").module
 
     def cases(kind: str) -> dict[str, Any]:
-        shown = changed[kind]["cases"][: budgets.CASES] if changed else []
-        return _fitting((write.case(case, n == 0) for n, case in enumerate(shown)), budgets.CHANGES)
+        pairs = changed[kind]["pairs"] if changed else []
+        return _fitting((write.pair(pair, n == 0) for n, pair in enumerate(pairs)), budgets.CHANGES)
 
     rows = [row for row in (diagnosis["rows"] if diagnosis else []) if row.examples or row.description]
     views = examples["views"] if examples else []
