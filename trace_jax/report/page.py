@@ -79,7 +79,7 @@ def render(read: Reader) -> str:
         best=found.best_adapter(results),
         leaks=[told(leak) for leak in found.leaks(results)],
         free=found.free(results),
-        sentences=[said.replace(" %", "\u00a0%") for said in sentences(results, target, diagnosis, routing, spent)],
+        sentences=sentences(results, target, diagnosis, routing, spent),
         evaluation=evaluated.evaluation(results, styles),
         baselines=evaluated.baselines(read, results, styles),
         missing_policies=[p for p in whole_run.evaluated_policies(stored) if results and p != "adapters" and p not in results],
