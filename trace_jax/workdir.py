@@ -85,8 +85,8 @@ class Workdir:
 
     @classmethod
     def look(cls, path: str | os.PathLike) -> Workdir:
-        """Opens what is there, finished or not, only to be read: nothing is made or held, its config is not asked for, and a bucket is waited
-        for a few seconds only.
+        """Opens what is there, finished or not, only to be read: nothing is made or held, its config is not asked for, and a bucket is
+        waited for a few seconds only.
 
         Raises:
           InputError: there is nothing, or something else than a workdir.
