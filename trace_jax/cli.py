@@ -20,13 +20,13 @@ from absl import flags, logging
 from envs.base import SandboxError
 from trace_jax import config as configs
 from trace_jax.config import ROOT, Config
+from trace_jax.config.fields import fields, nearest, type_name
 from trace_jax.endings import GO_ON, Terminated, complain, crash, reader_left, signals_raise
 from trace_jax.errors import InputError, Unfinished
-from trace_jax.fields import fields, nearest, type_name
-from trace_jax.job import cause, find_job, join
-from trace_jax.libtpu import expect_no_tpu_without_chips
+from trace_jax.preflight.libtpu import expect_no_tpu_without_chips
 from trace_jax.processes import ALONE
-from trace_jax.roll_call import facts
+from trace_jax.processes.job import cause, find_job, join
+from trace_jax.processes.roll_call import facts
 from trace_jax.workdir import Workdir, stored_config
 
 
@@ -123,7 +123,7 @@ COMMANDS = {
         module="trace_jax.compose", help="step 4: the gate over the base and the adapters", flags=("workdir!", "profile_steps", *_TOGETHER)
     ),
     "evaluate": Command(
-        module="trace_jax.evaluate",
+        module="trace_jax.evaluate.command",
         help="success with intervals of policies on the held-out split, side by side and paired; or of other tools' result files",
         flags=("workdir", "policy", "results", "intersect", *_TOGETHER),
         config=False,

@@ -135,9 +135,19 @@ class Bucket:
             del fetched[found]
         for found, generation in there.items():
             if fetched.get(found) != generation:
+                self._make_way(root, found)
                 self._objects.download(found, root / found)
                 fetched[found] = generation
         return root / full
+
+    def _make_way(self, root: pathlib.Path, found: str) -> None:
+        """Removes the copy of a folder where there is a file now, and of a file where there is a folder; a bucket may hold both."""
+        folders = [found[: place.start()] for place in re.finditer("/", found)]
+        for name in [name for name in self._session.fetched if name in folders or (name != found and lies_in(name, found))]:
+            (root / name).unlink(missing_ok=True)
+            del self._session.fetched[name]
+        if (root / found).is_dir():
+            shutil.rmtree(root / found)
 
     def log(self, name: str) -> pathlib.Path:
         full = self._prefix + check_name(name)

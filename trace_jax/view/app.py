@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rl.trajectory import Trajectory
 from trace_jax.errors import InputError, Unfinished
+from trace_jax.evaluate.statistics import wilson
 from trace_jax.report import page as report
-from trace_jax.statistics import wilson
 from trace_jax.view import conversation, query, tokens
 from trace_jax.view.conversation import Text, pretty
 from trace_jax.view.query import PAGE, Found, Query, Table

@@ -25,7 +25,7 @@ from rl.trajectory import Trajectory
 from trace_jax.diagnose.evidence import Label
 from trace_jax.diagnose.select import KNOWN
 from trace_jax.errors import InputError, Unfinished
-from trace_jax.hygiene import MINED
+from trace_jax.evaluate.hygiene import MINED
 from trace_jax.rollout_index import decode_index, entry, index_of
 from trace_jax.stores import is_remote
 from trace_jax.view.rows import Listing, Row, make_row
