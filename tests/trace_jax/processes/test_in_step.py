@@ -84,7 +84,7 @@ import errno, json, sys
 import jax, numpy as np
 from envs.base import EnvironmentFault, SandboxError
 from model import CausalLM
-from model.parameters import place
+from model.parameters import lay_out
 from trace_jax.config import MeshSection, load_config
 from trace_jax.errors import InputError
 from trace_jax.runtime.mesh import local_copy, make_mesh
@@ -134,7 +134,7 @@ mesh = make_mesh(MeshSection(), jax.devices())
 found["mesh"] = dict(mesh.shape)
 net = tiny.model()
 def on(mesh):
-    return CausalLM(net.config, mesh=mesh, parameters=place(net.parameters(), net.config, mesh))
+    return CausalLM(net.config, mesh=mesh, parameters=lay_out(net.parameters(), net.config, mesh))
 whole = on(mesh)
 copy = local_copy(whole)
 pointers = [x.addressable_shards[0].data.unsafe_buffer_pointer() for x in whole.parameters().values()]
