@@ -81,7 +81,7 @@ def usage(trajectories: Sequence[Trajectory], pieces: Sequence[str] | None, slot
         "rows": rows,
         "trajectories": len(routed),
         "tools_left_out": max(0, len(tools) - budgets.TOOLS),
-        "chart": stacks(named, "Share of the slots by kind of turn and by tool", left=230, step=20),
+        "chart": stacks(named, "Share of the slots by kind of turn and by tool", left=130, step=20),
     }
 
 

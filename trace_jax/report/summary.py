@@ -91,7 +91,7 @@ def _gate(routing: Mapping[str, Any]) -> str:
 
 
 def _rate(result: Result) -> str:
-    return f"{percent(result.rate)} (95 % interval {percent_interval(result.interval)})"
+    return f"{percent(result.rate)} (95\u00a0% interval {percent_interval(result.interval)})"
 
 
 def _rate_of(figures: Mapping[str, Any]) -> str:

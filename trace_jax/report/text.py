@@ -55,11 +55,11 @@ def as_text(value: Any) -> str:
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
 def percent_interval(interval: Sequence[float] | None) -> str:
-    return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+    return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}\u00a0%"
 
 
 def points(value: float) -> str:
