@@ -8,11 +8,12 @@ import pathlib
 
 from setuptools import find_namespace_packages, setup
 
-data = [name for name in ("configs", "prompts") if (pathlib.Path(__file__).parent / name).is_dir()]
+HERE = pathlib.Path(__file__).parent
+data = [name for name in ("configs", "prompts") if (HERE / name).is_dir()]
 
 setup(
     # namespace: folders that hold data only (an environment package, a checkpoint) are packages to setuptools too
     packages=find_namespace_packages(include=[f"{name}{sub}" for name in ("trace_jax", "rl", "model", "envs") for sub in ("", ".*")])
-    + [f"trace_jax.{name}" for name in data],
+    + [f"trace_jax.{name}{sub}" for name in data for sub in ("", *(f".{folder}" for folder in find_namespace_packages(HERE / name)))],
     package_dir={f"trace_jax.{name}": name for name in data},
 )

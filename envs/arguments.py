@@ -1,7 +1,8 @@
 """Arguments for the schema of a tool: random ones, plausible ones made of what an agent has read, and odd ones that no schema allows.
 
 Schemas are of the kinds that tools have: scalars, `enum`, arrays, objects within objects, `anyOf`, and `$ref` into the `$defs` of the
-parameters. All functions depend on their arguments alone.
+parameters. All functions depend on their arguments alone. A schema of an untrusted package goes through `check_schema` first, on which the
+others rely for the types of keywords and the size of arguments.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from envs.sandbox.replies import refuse
+
 VALUES = 24  # of one kind, that are tried
 ODD_VALUES = (
     *(None, True, -1, 10**30, 1e300, [{"a": 1}], {"a": [None]}),
     *("", " \n\t", "x" * 10_000, "\u00fcn\u00ef\u202e\x00\ud800 \U0001f4a5", "../../etc/passwd"),
 )
 DEPTH = 6  # of schemas within schemas; some refer to themselves
+PLACES = 20_000  # of arguments in which all that may stand does, up to that depth
+ITEMS = 100  # that an array may have to have, and how many more it is given
 
 
 class Seen(NamedTuple):
@@ -40,7 +45,8 @@ def read(text: str) -> Seen:
     words += re.findall(r'"([^"\n]{1,60})"', text)
     ids = [word for word in words if re.search(r"[\d_@#]", word)]
     named: dict[str, list[str]] = {}
-    for name, quoted, bare in re.findall(r'"?(\w+)"?\s*[:=]\s*(?:"([^"\n]{1,60})"|([\w.@#-]{1,60}))', text):
+    # from the beginning of a word alone: a long one without a value costs its length then, and not the square of it
+    for name, quoted, bare in re.findall(r'"?(?<!\w)(\w+)"?\s*[:=]\s*(?:"([^"\n]{1,60})"|([\w.@#-]{1,60}))', text):
         named.setdefault(name, []).append(quoted or bare)
     return Seen(list(dict.fromkeys(word for word in ids + words if word))[:VALUES], named, {})
 
@@ -65,7 +71,7 @@ def plausible_arguments(function: dict, seen: Seen, rng: random.Random, most: in
 
 def plausible_values(schema: dict, seen: Seen, rng: random.Random, root: dict, name: str = "", depth: int = 0) -> list[Any]:
     """Values that fit a schema and stand in what was seen, those behind a name like that of the argument first."""
-    schema = _follow(schema, root)
+    schema = follow(schema, root)
     if name in seen.worked:
         return seen.worked[name]
     if "const" in schema:
@@ -107,7 +113,7 @@ def plausible_values(schema: dict, seen: Seen, rng: random.Random, root: dict, n
 def sample_value(schema: dict, rng: random.Random, root: dict | None = None, depth: int = 0) -> Any:
     """A random value that fits a schema; optional properties appear half of the time."""
     root = schema if root is None else root
-    schema = _follow(schema, root)
+    schema = follow(schema, root)
     kind = schema.get("type")
     kind = rng.choice(kind) if isinstance(kind, list) else kind
     if "const" in schema:
@@ -115,7 +121,7 @@ def sample_value(schema: dict, rng: random.Random, root: dict | None = None, dep
     if "enum" in schema:
         return rng.choice(schema["enum"])
     variants = schema.get("anyOf") or schema.get("oneOf")
-    if variants:
+    if variants and depth < 2 * DEPTH:
         return sample_value(rng.choice(variants), rng, root, depth + 1)
     if kind == "object":
         required = schema.get("required", [])
@@ -127,7 +133,7 @@ def sample_value(schema: dict, rng: random.Random, root: dict | None = None, dep
         }
     if kind == "array":
         low = schema.get("minItems", 0)
-        size = rng.randint(low, schema.get("maxItems", low + 3)) if depth < DEPTH else low
+        size = rng.randint(low, max(low, min(schema.get("maxItems", low + 3), low + ITEMS))) if depth < DEPTH else low
         return [sample_value(schema.get("items", {}), rng, root, depth + 1) for _ in range(size)]
     if kind == "boolean":
         return rng.random() < 0.5
@@ -142,7 +148,7 @@ def sample_value(schema: dict, rng: random.Random, root: dict | None = None, dep
 def fill(schema: dict, text: str, root: dict | None = None, depth: int = 0, number: int = 1) -> Any:
     """A value of the schema's shape with `text` wherever a string may stand, `number` for numbers, and the first choice elsewhere."""
     root = schema if root is None else root
-    schema = _follow(schema, root)
+    schema = follow(schema, root)
     variants = schema.get("anyOf") or schema.get("oneOf") or _by_type(schema)
     if variants and depth <= DEPTH:
         return fill(variants[0], text, root, depth + 1, number)
@@ -164,7 +170,41 @@ def odd_arguments(function: dict) -> Iterable[dict[str, Any]]:
     yield dict.fromkeys([*properties, ""], "%s{0}\\")
 
 
-def _follow(schema: dict, root: dict) -> dict:
+def check_schema(parameters: dict) -> None:
+    """
+    Raises:
+      EnvironmentFault: kind `reply`. A keyword that is read here has a value that JSON Schema does not give it, or arguments would have too
+        many places, as those of a schema that refers to itself from many properties.
+    """
+    places = [(parameters, 0)]
+    for schema, depth in places:  # which grow meanwhile
+        schema = follow(schema, parameters) if isinstance(schema, dict) else refuse("TOOLS", "must have objects as schemas", schema)
+        for key, fits in _FITS.items():
+            if key in schema and not fits(schema[key]):
+                refuse("TOOLS", f"must have schemas with another {key}", schema[key])
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if depth <= 2 * DEPTH:
+            inner = [part for key, part in properties.items() if depth <= DEPTH or key in required]
+            inner += [*schema.get("anyOf", []), *schema.get("oneOf", []), *([schema["items"]] if "items" in schema else [])]
+            places += [(part, depth + 1) for part in inner]
+        if len(places) > PLACES:
+            refuse("TOOLS", f"must have schemas of at most {PLACES} places, written out {DEPTH} deep", len(places))
+
+
+_FITS = {
+    "type": lambda x: isinstance(x, str) or (isinstance(x, list) and bool(x) and all(isinstance(kind, str) for kind in x)),
+    "enum": lambda x: isinstance(x, list) and bool(x),
+    "properties": lambda x: isinstance(x, dict),
+    "required": lambda x: isinstance(x, list),
+    **dict.fromkeys(("anyOf", "oneOf"), lambda x: isinstance(x, list)),
+    "minItems": lambda x: type(x) is int and 0 <= x <= ITEMS,
+    "maxItems": lambda x: type(x) is int and x >= 0,
+    **dict.fromkeys(("minimum", "maximum"), lambda x: type(x) in (int, float) and abs(x) < 1e15),
+}
+
+
+def follow(schema: dict, root: dict) -> dict:
+    """What a schema refers to within `root`, or it itself; empty where it refers to nothing."""
     for _ in range(DEPTH):
         place = schema.get("$ref")
         if not isinstance(place, str) or not place.startswith("#/"):

@@ -74,15 +74,14 @@ class Check:
     """The evidence of one check of the verifier.
 
     Attributes:
-      call: index in the episode's own log of calls and texts, which is all that an environment knows of the conversation.
-      message_index: index in the trajectory's messages, which only the episode loop knows; None until it has filled it in.
+      call: index in the episode's own log of calls and texts, which is all that an environment knows of the conversation; the episode loop
+        makes a `message_index` of it.
     """
 
     passed: bool
     expected: Any
     actual: Any
     call: int | None = None
-    message_index: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +95,8 @@ class Score:
 class EnvironmentFault(Exception):
     """The environment's own failure: it crashed, missed a deadline, or replied with what is no reply. Never the agent's reward.
 
+    Its message may quote what an environment said. It is always text that can be stored: half a surrogate pair becomes a question mark.
+
     Attributes:
       kind: `exception` (its code raised), `crash` (it ended the worker), `deadline`, `reply` (malformed), `replay` (the same actions gave
         another result), `quarantine` (other episodes of the package crashed too often), `user`, `judge` or another name that a benchmark's
@@ -103,7 +104,7 @@ class EnvironmentFault(Exception):
     """
 
     def __init__(self, kind: str, message: str):
-        super().__init__(message)
+        super().__init__(message.encode(errors="replace").decode())
         self.kind = kind
 
 

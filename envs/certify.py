@@ -25,6 +25,7 @@ from typing import Any
 
 from envs import checks as look
 from envs import exploits, guesses, repeats
+from envs.arguments import check_schema
 from envs.base import EnvironmentFault
 from envs.checks import CheckResult, brief
 from envs.package import Package
@@ -171,6 +172,8 @@ def certify(
     timed = TimedPool(pool, time.monotonic() + 60 * minutes)
     try:
         tools = timed.function(package, "tools")
+        for tool in tools:
+            check_schema(tool["function"]["parameters"])
         scripts = look.oracle_scripts(timed, package, seeds + fresh)
         hints = dict(zip(scripts, timed.functions(package, "hint", [(seed,) for seed in scripts]), strict=True))
     except EnvironmentFault as fault:

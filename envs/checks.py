@@ -18,7 +18,7 @@ from typing import Any
 from envs.base import EnvironmentFault, Start
 from envs.package import Package
 from envs.probes import Action, Play, Player, play, recite, request, start_text
-from envs.readings import contains, distinct, tells
+from envs.readings import IDS, contains, distinct, tells
 from envs.sandbox import Pool
 
 DISTINCT_BAR = 0.9  # different worlds (all that spamming brings to light) in proportion to seeds
@@ -122,7 +122,7 @@ def step_limit_leaves_room(package: Package, scripts: dict[int, list[Action]]) -
 
 
 def seeds_differ(plays: list[Play], scripts: dict[int, list[Action]]) -> CheckResult:
-    """Args: `plays`: those of the player that brings most to light."""
+    """Whether seeds make different tasks, as the player sees them that brings most to light."""
     visible = len({repr((one.start, scripts[one.seed])) for one in plays})
     worlds = len({repr((one.start, scripts[one.seed], one.steps)) for one in plays})
     passed = worlds >= DISTINCT_BAR * len(plays) and visible >= min(VISIBLE_BAR, len(plays) / 2)
@@ -171,7 +171,7 @@ def prompt_keeps_the_answer(plays: list[Play], scripts: dict[int, list[Action]])
 def _told_by_policy(start: Start, script: list[Action], others: Iterable[Start]) -> bool:
     """Whether the system prompt holds a value of the oracle's last action that is of this seed and that nobody else says."""
     said = "\n".join(message["content"] for message in start.messages)
-    for value in argument_values(script[-2:]) | set(re.findall(r"[\w@#.-]*\d[\w@#-]*", script[-1].get("text", ""))):
+    for value in argument_values(script[-2:]) | set(IDS.findall(script[-1].get("text", ""))):
         if distinct(value) and tells(start.system, value) and not contains(said, value):
             return sum(contains(other.system, value) for other in others) <= 2
     return False
@@ -181,10 +181,20 @@ def clock_is_not_read(package: Package) -> CheckResult:
     """The other source of chance that no two plays an instant apart show. What an author means is found, not what an adversary hides."""
     for node in ast.walk(ast.parse(package.source)):
         if isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today", "SystemRandom"):
-            if isinstance(node.value, ast.Name | ast.Attribute) and re.search(r"date|random", ast.unparse(node.value)):
-                detail = f"environment.py:{node.lineno} reads {ast.unparse(node)}; take time and chance from the seed"
+            owner = _dotted(node.value)
+            if re.search(r"date|random", owner):
+                detail = f"environment.py:{node.lineno} reads {owner}.{node.attr}; take time and chance from the seed"
                 return CheckResult("clock", False, detail)
     return CheckResult("clock", True, "no clock and no chance but the seed's is read")
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b` of a name or of attributes of one; not `ast.unparse`, which goes as deep as a text of the package makes it."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([getattr(node, "id", ""), *reversed(parts)])
 
 
 def spells_out(text: str, call: Action) -> bool:

@@ -55,7 +55,7 @@ def words(package: Package, tools: list[dict], told: Iterable[str] = ()) -> list
             compared += _constants(below)
     patterns = [value for value in dict.fromkeys(compared) if isinstance(value, str) and re.search(r"[\\\[(|.*+?^$]", value)]
     compared += [sample for pattern in patterns for sample in matches(pattern)]
-    texts = [str(value) for value in [*compared, *others] if not isinstance(value, bool)]
+    texts = [str(value) for value in [*compared, *others] if not isinstance(value, int) or abs(value) < 10**WORD]
     texts += [word for text in [*told, json.dumps(tools)] for word in re.findall(r"[\w@#.-]{3,}", text)]
     return list(dict.fromkeys(text for text in texts if text.strip() and len(text) <= WORD))
 
@@ -211,9 +211,10 @@ def listen(pool: TimedPool, package: Package, tools: list[dict], scripts: dict[i
             for script in (scripts[seed], [*calls, {"text": _SAID[index % len(_SAID)]}]):
                 play(other, listening, [seed], recite({seed: script}))
         try:
-            return json.loads(other.function(listening, "hint", _DOOR))
-        except (EnvironmentFault, ValueError):
+            heard = json.loads(other.function(listening, "hint", _DOOR))
+        except (EnvironmentFault, ValueError, RecursionError):
             return []
+    return [word for word in heard if isinstance(word, str)] if isinstance(heard, list) else []  # the package may answer in its place
 
 
 # Scripts that know nothing of the seed

@@ -18,6 +18,8 @@ _ALIKE = str.maketrans("авекмнорстухіѕјԁɡοανκρτυ", "abek
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 _ONES += "seventeen eighteen nineteen".split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+# Words with a digit, ids and numbers. From their beginning alone: a long word without a digit costs its length then, not the square of it.
+IDS = re.compile(r"(?<![\w@#.-])[\w@#.-]*\d[\w@#-]*")
 _NUMBER = 10**9  # the largest that is read in words
 
 

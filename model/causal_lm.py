@@ -33,7 +33,7 @@ from model.decoder_layer import Context, Weights, decoder_layer, rms_norm
 from model.gate import Routing
 from model.lora import AdapterBank
 from model.matmul import dense
-from model.parameters import draw_parameters, parameter_specs, place
+from model.parameters import draw_parameters, lay_out, parameter_specs
 from model.rotary import rotary
 from model.sharding import constrain
 
@@ -80,7 +80,7 @@ class CausalLM(nnx.Module):
             raise ValueError("CausalLM needs either rngs to draw its weights with, or parameters")
         if parameters is None:
             parameters = draw_parameters(config, rngs, dtype)
-            parameters = parameters if mesh is None else place(parameters, config, mesh)
+            parameters = parameters if mesh is None else lay_out(parameters, config, mesh)
         self.config, self.mesh = config, mesh
         self.embed = nnx.Param(parameters["embed"])
         self.norm = nnx.Param(parameters["norm"])

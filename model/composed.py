@@ -20,10 +20,11 @@ import numpy as np
 from model.config import Config, read_config
 from model.errors import CheckpointError
 from model.export_hf import write_json
+from model.files import exists, read_text
 from model.gate import Gate
 from model.huggingface_names import MODULES, layers_with
 from model.lora import AdapterBank, bank_shapes
-from model.tensor_files import LazyTensor, TensorFiles, exists, open_tensors, read_text, write_tensors
+from model.tensor_files import LazyTensor, TensorFiles, open_tensors, write_tensors
 
 FORMAT = 1  # see `composed_hf/modeling_trace.py`
 _MODELLING_FILE = Path(__file__).parent / "composed_hf" / "modeling_trace.py"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from model.errors import ConfigError
+from model.files import read_text
 from model.rotary import Rope, huggingface_rope, parse_rope
-from model.tensor_files import read_text
 
 Mixer = Literal["full_attention", "linear_attention"]
 Part = Literal["every", "attention", "delta", "dense", "sparse"]  # which layers have a parameter
@@ -129,6 +129,7 @@ class Config:
 
     @property
     def layers_per_step(self) -> int:
+        """Layers that run in one iteration of the loop, see `unroll`."""
         return self.unroll or (self.num_hidden_layers if self.num_hidden_layers <= 4 else 1)
 
     def kinds(self) -> tuple[Kind, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from model.config import Config
-
-_CHUNK = 64  # of the gated delta rule
+from model.gated_delta import CHUNK
 
 
 def forward_flops(config: Config, tokens: int, length: int, *, rank: int = 0, keys: int | None = None) -> float:
@@ -22,7 +21,7 @@ def forward_flops(config: Config, tokens: int, length: int, *, rank: int = 0, ke
     seen = (length + 1) / 2 if keys is None else keys
     per_token += 2 * config.count("attention") * config.num_attention_heads * config.head_dim * seen
     state = config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
-    chunk = config.linear_num_value_heads * (config.linear_key_head_dim + config.linear_value_head_dim) * _CHUNK
+    chunk = config.linear_num_value_heads * (config.linear_key_head_dim + config.linear_value_head_dim) * CHUNK
     per_token += config.count("delta") * (3 * state + (chunk if keys is None else 0))
     return 2.0 * per_token * tokens
 

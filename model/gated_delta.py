@@ -19,6 +19,7 @@ import jax.numpy as jnp
 # Chunks whose inner products are taken together. The backward pass keeps one state per block and recomputes the rest, so that at most
 # one block's [C, C] matrices and states are alive: 8 chunks of 64 tokens keep accelerators busy at a few megabytes a head.
 BLOCK = 8
+CHUNK = 64  # tokens
 
 
 @jax.tree_util.register_dataclass
@@ -111,7 +112,7 @@ def chunked_delta_rule(
     beta: jax.Array,
     starts: jax.Array,
     state: jax.Array | None = None,
-    chunk: int = 64,
+    chunk: int = CHUNK,
 ) -> tuple[jax.Array, jax.Array]:
     """The gated delta rule by chunks: q, k [B, T, Hk, Dk], v[B, T, Hv, Dv], log_decay <= 0 and beta [B, T, Hv], starts bool [B, T].
 
@@ -214,7 +215,6 @@ def mix(
     starts: jax.Array,
     count: jax.Array | None = None,
     state: DeltaState | None = None,
-    chunk: int = 64,
 ) -> tuple[jax.Array, DeltaState | None]:
     """The whole mixer: h[B, T, D], starts bool [B, T] -> (y[B, T, D], new state, None without one).
 
@@ -236,7 +236,7 @@ def mix(
     if count is not None:
         beta, log_decay = (jnp.where(real[..., None], x, 0.0) for x in (beta, log_decay))
     inputs = q, k, v, log_decay, beta, starts, state and state.state
-    out, new = recurrent_delta_rule(*inputs) if state is not None and length == 1 else chunked_delta_rule(*inputs, chunk)
+    out, new = recurrent_delta_rule(*inputs) if state is not None and length == 1 else chunked_delta_rule(*inputs)
     out = gated_norm(out, project("z", h).reshape(v.shape), w["delta_norm"], dims.eps)
     y = project("out", out.reshape(batch, length, -1))
     return y, None if state is None else DeltaState(window, new)

@@ -87,6 +87,11 @@ def check_tensors(files: TensorFiles, config: Config, sources: dict[str, list[So
             problems.append(f"{name} has shape {files.shape(name)}, config.json implies {shapes[name]}")
         elif not jnp.issubdtype(files.dtype(name), jnp.floating) or files.dtype(name).itemsize < 2:
             problems.append(f"{name} is {files.dtype(name)}, quantized weights are not supported")
+    if any(".lora." in name for name in surplus):
+        raise CheckpointError(
+            f"{files.folder} is a composed model, base, adapters and gate in one; load it with transformers (trust_remote_code=True) or "
+            "SGLang, and give its base, or the workdir that it was exported from, here"
+        )
     if problems:
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
         raise CheckpointError(f"{files.folder}: the weights do not fit config.json: {shown}")

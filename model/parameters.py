@@ -90,7 +90,7 @@ def draw_parameters(config: Config, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float
     return {name: draw(name, spec.shape, parameter_dtype(name, dtype)) for name, spec in parameter_specs(config).items()}
 
 
-def place(parameters: dict[str, jax.Array | np.ndarray], config: Config, mesh: Mesh) -> dict[str, jax.Array]:
+def lay_out(parameters: dict[str, jax.Array | np.ndarray], config: Config, mesh: Mesh) -> dict[str, jax.Array]:
     """The parameters laid out over the mesh as the rules table says."""
     specs = parameter_specs(config)
     return distribute(parameters, {name: partition(specs[name].shape, specs[name].axes, mesh) for name in parameters})

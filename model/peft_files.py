@@ -22,9 +22,10 @@ import numpy as np
 from model.config import Config
 from model.errors import CheckpointError
 from model.export_hf import write_json
+from model.files import read_text
 from model.huggingface_names import MODULES, layers_with
 from model.lora import AdapterBank, bank_shapes
-from model.tensor_files import LazyTensor, TensorFiles, open_tensors, read_text, write_tensors
+from model.tensor_files import LazyTensor, TensorFiles, open_tensors, write_tensors
 
 _KEY = re.compile(r"base_model\.model\.(model|model\.language_model|language_model\.model)\.(layers\.\d+\..+)\.lora_([AB])\.weight")
 _FUSED = re.compile(r"layers\.(\d+)\.mlp\.experts(\.base_layer)?")

@@ -1,8 +1,8 @@
 """Folders of safetensors files, local or `gs://`: any part of any tensor by name, and the files written back.
 
-A host needs only the slices of its devices, and a checkpoint may be larger than its memory, so everything is read by byte range: `pread` on
-a disk, range requests from a bucket. One reader serves both. It parses the header itself, because the safetensors library maps local files
-only (which counts every page that was touched as memory, and ends the process where a file shrinks) and its NumPy side has no float8.
+A host needs only the slices of its devices, and a checkpoint may be larger than its memory, so everything is read by byte range
+(`model.files`). The reader parses the header itself, because the safetensors library maps local files only (which counts every page that
+was touched as memory, and ends the process where a file shrinks) and its NumPy side has no float8.
 The format is 8 bytes of length, a JSON header and the tensors without gaps: https://github.com/huggingface/safetensors#format.
 """
 
@@ -14,17 +14,18 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from model.errors import CheckpointError
+from model.files import BLOCK, File, exists, open_file, read_text
 
 Index = tuple[slice, ...]
 
@@ -37,128 +38,9 @@ _DTYPES = {
 _DTYPES = {name: np.dtype(dtype) for name, dtype in _DTYPES.items()}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
+_ALIGNMENT = 64  # bytes: what JAX asks of an array that it adopts
 _HEADER_LIMIT = 100_000_000  # bytes; the safetensors library refuses longer headers too
-_BLOCK = 8 << 20  # bytes of one read: `_THREADS` of them are the memory that reading takes beyond its result
-_THREADS = 8  # reads in flight; google-cloud-storage keeps ten connections
-_DEADLINE = 300.0  # seconds that a read from a bucket is retried for
-
-
-class File(Protocol):
-    """Bytes at a place: a file on a disk or an object of a bucket. What goes wrong is an `OSError`."""
-
-    url: str
-    size: int
-    gap: int  # bytes that are cheaper to read than to skip
-
-    def read_into(self, start: int, target: memoryview) -> None: ...
-    def close(self) -> None: ...
-
-
-class _DiskFile:
-    gap = 128 << 10  # the kernel reads as much ahead anyway
-
-    def __init__(self, path: str):
-        self.url = path
-        self._descriptor = os.open(path, os.O_RDONLY)
-        self.size = os.fstat(self._descriptor).st_size
-
-    def read_into(self, start: int, target: memoryview) -> None:
-        while target:
-            count = os.preadv(self._descriptor, [target], start)
-            if not count:
-                raise OSError(f"the file ends at byte {start}")
-            start, target = start + count, target[count:]
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-class _BucketFile:
-    gap = 4 << 20  # a request takes as long as the transfer of some megabytes
-
-    def __init__(self, bucket: str, name: str):
-        self.url = f"gs://{bucket}/{name}"
-        with _bucket_errors(self.url):
-            self._blob = _client(os.environ.get("STORAGE_EMULATOR_HOST")).bucket(bucket).get_blob(name, timeout=60, retry=_retry())
-        if self._blob is None:
-            raise FileNotFoundError(f"{self.url} does not exist")
-        self.size = self._blob.size
-
-    def read_into(self, start: int, target: memoryview) -> None:
-        for begin in range(0, len(target), _BLOCK):
-            part = target[begin : begin + _BLOCK]
-            with _bucket_errors(self.url):
-                # Of one generation, so that an object that is replaced meanwhile is an error and not a mixture. A range has no checksum.
-                data = self._blob.download_as_bytes(
-                    start=start + begin,
-                    end=start + begin + len(part) - 1,
-                    if_generation_match=self._blob.generation,
-                    raw_download=True,
-                    checksum=None,
-                    timeout=60,
-                    retry=_retry(),
-                )
-            if len(data) != len(part):
-                raise OSError(f"{len(data)} bytes came for a range of {len(part)}")
-            part[:] = data
-
-    def close(self) -> None:
-        """Nothing: the connections are the client's, which all files share."""
-
-
-@functools.cache
-def _client(emulator: str | None):
-    """One client, and so one set of connections, per process; the library itself reads the emulator's address and is then anonymous."""
-    from google.cloud import storage  # takes a second to import: only where a bucket is used
-
-    return storage.Client(project=None)
-
-
-def _retry():
-    from google.cloud.storage.retry import DEFAULT_RETRY
-
-    return DEFAULT_RETRY.with_timeout(_DEADLINE)
-
-
-@contextmanager
-def _bucket_errors(url: str) -> Iterator[None]:
-    """The errors of the Google libraries as `OSError`s, so that callers know one kind."""
-    from google.api_core.exceptions import GoogleAPIError, NotFound, PreconditionFailed
-    from google.auth.exceptions import GoogleAuthError
-
-    try:
-        yield
-    except (NotFound, PreconditionFailed):
-        raise OSError(f"{url} was replaced or deleted while it was read; load it again") from None
-    except GoogleAuthError as error:
-        raise PermissionError(f"{url}: {error}; log in with `gcloud auth application-default login`") from error
-    except GoogleAPIError as error:
-        raise OSError(f"{url}: {error}; check the address and that your account may read it") from error
-
-
-def _open(folder: str | Path, name: str) -> File:
-    """Raises `FileNotFoundError` if it does not exist, another `OSError` if it cannot be read."""
-    if bucket := re.fullmatch(r"gs://?([^/]+)/?(.*)", str(folder)):  # pathlib makes one slash of two
-        prefix = bucket[2].strip("/")
-        return _BucketFile(bucket[1], f"{prefix}/{name}" if prefix else name)
-    return _DiskFile(os.path.join(folder, name))
-
-
-def read_text(folder: str | Path, name: str) -> str:
-    """The text of a small file of a folder, local or `gs://`. `FileNotFoundError` if it does not exist, `ValueError` if it is not UTF-8."""
-    with closing(_open(folder, name)) as file:
-        data = bytearray(file.size)
-        file.read_into(0, memoryview(data))
-    return data.decode("utf-8")
-
-
-def exists(folder: str | Path, name: str) -> bool:
-    """Whether a folder, local or `gs://`, has a file; other `OSError`s than its absence, such as a missing permission, are raised."""
-    try:
-        _open(folder, name).close()
-    except FileNotFoundError:
-        return False
-    return True
+_THREADS = 8  # reads of a block in flight, the memory beyond the result; google-cloud-storage keeps ten connections
 
 
 @dataclass(frozen=True)
@@ -262,7 +144,7 @@ def _prepare(tensor: _Tensor, box: list[range]) -> tuple[np.ndarray, list[Callab
         if whole is not part:
             part[...] = whole[:, *cut]
 
-    reads, rows, step = [], box[depth], max(1, _BLOCK // strides[depth])
+    reads, rows, step = [], box[depth], max(1, BLOCK // strides[depth])
     for outer in itertools.product(*box[:depth]):
         start = tensor.offset + sum(i * stride for i, stride in zip(outer, strides, strict=False))
         block = target[tuple(i - part.start for i, part in zip(outer, box, strict=False))]
@@ -271,10 +153,10 @@ def _prepare(tensor: _Tensor, box: list[range]) -> tuple[np.ndarray, list[Callab
     return result, reads
 
 
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype, alignment: int = 64) -> np.ndarray:
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + alignment, np.uint8)
-    start = -memory.ctypes.data % alignment
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
@@ -295,7 +177,7 @@ def open_tensors(folder: str | Path, stem: str = "model") -> TensorFiles:
                 )
             listed = _read_index(folder, index_name)
         names = sorted(set(listed.values())) if listed is not None else [single]
-        futures = [pool.submit(_checked, _open, folder, name) for name in names]
+        futures = [pool.submit(_checked, open_file, folder, name) for name in names]
         for future in futures:  # all that opened are closed again if one did not
             if future.exception() is None:
                 stack.enter_context(closing(future.result()))
@@ -451,7 +333,7 @@ def _write_file(path: Path, tensors: Mapping[str, Any]) -> None:
             if (array.shape, array.dtype) != (tuple(tensor.shape), np.dtype(tensor.dtype)):
                 raise ValueError(f"{name} was announced as {tensor.dtype} {tuple(tensor.shape)} and is {array.dtype} {array.shape}")
             rows = array if array.ndim else array[None]
-            step = max(1, _BLOCK * len(rows) // max(1, array.nbytes))
+            step = max(1, BLOCK * len(rows) // max(1, array.nbytes))
             for row in range(0, len(rows), step):  # by blocks, for a transposed array is copied here
                 file.write(np.ascontiguousarray(rows[row : row + step]).reshape(-1).view(np.uint8).data)
             del array, rows

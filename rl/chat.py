@@ -196,7 +196,7 @@ class Chat:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reply:
+class Turn:
     """A turn of the model, read: its text without the calls, its calls in order, and why it is no valid action, if it is not."""
 
     content: str
@@ -210,7 +210,7 @@ class Reply:
         return (spoken if closed or "<think>" not in spoken else "").strip()
 
 
-def parse_reply(text: str, tools: Sequence[dict[str, Any]] = ()) -> Reply:
+def parse_turn(text: str, tools: Sequence[dict[str, Any]] = ()) -> Turn:
     """Reads the calls of a turn (`rl.tool_calls`, which has the two forms). What stands in a thought is no call.
 
     A malformed call makes the whole turn an invalid action: `error` says why, `content` is the text as it was.
@@ -220,13 +220,13 @@ def parse_reply(text: str, tools: Sequence[dict[str, Any]] = ()) -> Reply:
     """
     thought, closed, spoken = text.rpartition("</think>")
     if not closed and "<think>" in text:
-        return Reply(text)
+        return Turn(text)
     try:
         found = parse_calls(spoken, tools)
     except Unreadable as error:
-        return Reply(text, error=str(error))
+        return Turn(text, error=str(error))
     if not found.calls:
-        return Reply(text)
+        return Turn(text)
     # the line ends before a call belong to the template: one before JSON, two before tags
     before = found.before.removesuffix("\n").removesuffix("\n" if f"{OPEN}\n<function=" in spoken else "")
-    return Reply(thought + closed + before + (f"\n{found.after}" if found.after else ""), found.calls)
+    return Turn(thought + closed + before + (f"\n{found.after}" if found.after else ""), found.calls)

@@ -57,13 +57,12 @@ class Checkpoints:
     Args:
       path: the folder; made when first written to. Files of other names in it are left alone.
       keep: how many of the newest to keep. The one of the highest score is kept besides, of equal ones the newest.
-      every: `save` writes at steps that are multiples of it, and whenever it is forced.
     """
 
-    def __init__(self, path: str | epath.PathLike, *, keep: int = 2, every: int = 1):
-        if keep < 1 or every < 1:
-            raise ValueError(f"checkpoint.keep and checkpoint.every must be positive, found {keep} and {every}")
-        self._local, self.every = "://" not in str(path), every
+    def __init__(self, path: str | epath.PathLike, *, keep: int = 2):
+        if keep < 1:
+            raise ValueError(f"keep must be positive, found {keep}")
+        self._local = "://" not in str(path)
         self.path = epath.Path(path).resolve() if self._local else epath.Path(path)
         # else a process would for ever see the folder as it was when it first listed it, and not what others write and delete
         fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
@@ -86,7 +85,7 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
-    def save(self, step: int, state: Any, record: dict[str, Any], *, force: bool = False, score: float | None = None) -> bool:
+    def save(self, step: int, state: Any, record: dict[str, Any], *, score: float | None = None) -> bool:
         """Starts to save `state` and `record` under `step` and returns whether it did; the state may be donated at once.
 
         Waits for an earlier save that is still being written. A step that is saved already is left as it is.
@@ -100,7 +99,7 @@ class Checkpoints:
         """
         if score is not None and not math.isfinite(score):
             raise ValueError(f"the score of step {step} must be finite, found {score}")
-        if (step % self.every and not force) or step in (steps := self.steps()):
+        if step in (steps := self.steps()):
             return False
         if not self._swept:
             self._sweep(steps)

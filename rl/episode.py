@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from envs import Ask, EnvironmentFault, Package, Reply, Score, Start, Target, Verdict
-from rl.chat import Chat, parse_reply
-from rl.chat import Reply as Turn
+from rl.chat import Chat, Turn, parse_turn
 from rl.engines.protocol import Completion, EngineFault, Request
 from rl.trajectory import StopReason, Trajectory
 
@@ -250,7 +249,7 @@ def _take_turn(
     record.sampled(completion)
     ended = completion.finish == "stop"
     text = chat.opening + chat.decode(completion.tokens[:-1] if ended else completion.tokens)
-    reply = parse_reply(text, tools)
+    reply = parse_turn(text, tools)
     said = {"role": "assistant", "content": text}
     record.messages.append(said)
     if not ended:
@@ -346,7 +345,7 @@ class _User:
         self._tokens += completion.tokens.tolist()
         self._turn, self._ended = self._turn + 1, completion.finish == "stop"
         text = chat.opening + chat.decode(completion.tokens[:-1] if self._ended else completion.tokens)
-        reply = parse_reply(text, ask.tools) if ask.tools else Turn(text)
+        reply = parse_turn(text, ask.tools) if ask.tools else Turn(text)
         if completion.finish == "context":
             raise EnvironmentFault("user", "the context of the user simulator is full; raise rollout.context")
         if reply.error is not None or not (reply.tool_calls or reply.spoken):

@@ -239,7 +239,7 @@ class Learner:
         """
         if not self._model.packed and batch.segment_ids.max(initial=0) > 1:
             raise ValueError("the batch has several trajectories in a row, the model's config says packed=False; pack with packed=False")
-        sparse = sum(kind.sparse for kind in self._model.kinds())
+        sparse = self._model.count("sparse")
         if batch.experts is not None and batch.experts.shape[2:] != (sparse, self._model.num_experts_per_tok):
             raise ValueError(
                 f"the batch has expert ids of {batch.experts.shape[2]} layers and {batch.experts.shape[3]} experts a token, "
@@ -262,10 +262,8 @@ class Learner:
         return self._constrained_state(state)
 
     def _count(self, function: Callable) -> Callable:
-        name = getattr(function, "__name__", "function")
-
         def traced(*args):
-            self.compiles[name] += 1
+            self.compiles[function.__name__] += 1
             return function(*args)
 
         return traced

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl.chat import parse_reply
+from rl.chat import parse_turn
 from rl.episode import Act
 from rl.trajectory import StopReason, Trajectory
 
@@ -32,11 +32,15 @@ class Step:
 
 
 def steps(trajectory: Trajectory) -> list[Step]:
-    """The calls and texts that the environment saw, in order."""
+    """The calls and texts that the environment saw, in order.
+
+    What an assistant says in the messages that the episode began with is none of them; the record counts the agent's own turns.
+    """
     messages, found = trajectory.messages, []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
+    said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    own = said[len(said) - int(trajectory.metrics.get("turns", len(said))) :]
+    for index in own:
+        message = messages[index]
         calls = message.get("tool_calls") or ()
         results = {m.get("tool_call_id"): n for n, m in enumerate(messages[index + 1 :], index + 1) if m["role"] == "tool"}
         for call in calls:
@@ -47,7 +51,7 @@ def steps(trajectory: Trajectory) -> list[Step]:
         if calls or (last and trajectory.stop_reason in _UNSEEN):
             continue
         answered = not last and messages[index + 1]["role"] == "user"
-        said = Act("respond", (parse_reply(message["content"]).spoken,))
-        found.append((said, messages[index + 1]["content"], index + 1) if answered else (said, None, index))
+        act = Act("respond", (parse_turn(message["content"]).spoken,))
+        found.append((act, messages[index + 1]["content"], index + 1) if answered else (act, None, index))
     ended = trajectory.stop_reason == StopReason.DONE
     return [Step(act, text, ended and n + 1 == len(found), at) for n, (act, text, at) in enumerate(found)]

@@ -18,6 +18,8 @@ from flax import nnx
 from model import CausalLM
 from rl.trajectory import Trajectory
 
+_STEPS = 300  # of L-BFGS
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskRouter:
@@ -41,7 +43,7 @@ class TaskRouter:
         return cls(**{field.name: np.asarray(data[field.name], np.float32) for field in dataclasses.fields(cls)})
 
 
-def fit(features: np.ndarray, slots: np.ndarray, count: int, *, l2: float = 1e-3, steps: int = 300) -> TaskRouter:
+def fit(features: np.ndarray, slots: np.ndarray, count: int, *, l2: float = 1e-3) -> TaskRouter:
     """The router fitted to features[n, D] and slots[n] in 1..count by L-BFGS on the cross-entropy plus l2 / 2 * |kernel|^2.
 
     Raises:
@@ -68,7 +70,7 @@ def fit(features: np.ndarray, slots: np.ndarray, count: int, *, l2: float = 1e-3
             updates, state = optimizer.update(gradient, state, params, value=value, grad=gradient, value_fn=loss)
             return (optax.apply_updates(params, updates), state), None
 
-        return jax.lax.scan(update, (params, optimizer.init(params)), None, steps)[0][0]
+        return jax.lax.scan(update, (params, optimizer.init(params)), None, _STEPS)[0][0]
 
     kernel, bias = run((jnp.zeros((x.shape[1], count)), jnp.zeros(count)))
     return TaskRouter(np.asarray(kernel), np.asarray(bias), mean, deviation)

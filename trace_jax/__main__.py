@@ -19,7 +19,7 @@ def main() -> int:
     """Runs the command of `sys.argv` and returns the exit code."""
     drop_current_folder()
     from trace_jax.cli import main
-    from trace_jax.job import leave
+    from trace_jax.processes.job import leave
 
     code = main(sys.argv[1:])
     leave(code)

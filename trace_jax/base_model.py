@@ -1,4 +1,4 @@
-"""The files of a base model that libraries want on this machine, of one that lies in a bucket."""
+"""What a config says of its base model: the architecture, and the files that libraries want on this machine, of one in a bucket too."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ import functools
 import pathlib
 import tempfile
 
+from model import Config as Architecture
+from model import ConfigError, read_config
 from model.composed import COMPANIONS
-from model.tensor_files import exists, read_text
+from model.files import exists, read_text
+from trace_jax.config import Config, ModelSection
 from trace_jax.errors import InputError
-from trace_jax.sections import ModelSection
 from trace_jax.stores import is_remote
+
+
+def read_architecture(config: Config) -> Architecture:
+    """What the model of a run is; no weights are read.
+
+    Raises:
+      InputError: the model's config cannot be honoured.
+    """
+    try:
+        return read_config(config.model.folder)
+    except ConfigError as error:
+        raise InputError(f"config field 'model.path': {error}") from error
 
 
 def tokenizer_folder(model: ModelSection) -> pathlib.Path:

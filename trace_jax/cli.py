@@ -20,13 +20,13 @@ from absl import flags, logging
 from envs.base import SandboxError
 from trace_jax import config as configs
 from trace_jax.config import ROOT, Config
+from trace_jax.config.fields import fields, nearest, type_name
 from trace_jax.endings import GO_ON, Terminated, complain, crash, reader_left, signals_raise
 from trace_jax.errors import InputError, Unfinished
-from trace_jax.fields import fields, nearest, type_name
-from trace_jax.job import cause, find_job, join
-from trace_jax.libtpu import expect_no_tpu_without_chips
+from trace_jax.preflight.libtpu import expect_no_tpu_without_chips
 from trace_jax.processes import ALONE
-from trace_jax.roll_call import facts
+from trace_jax.processes.job import cause, find_job, join
+from trace_jax.processes.roll_call import facts
 from trace_jax.workdir import Workdir, stored_config
 
 
@@ -37,7 +37,7 @@ class Arguments:
     Attributes:
       config: validated; the one of the workdir when `--config` is left out.
       workdir: open, and locked by this process; None where the command needs none and none was given.
-      argument: the command's positional argument, `DIR` of `certify` and `NAME` of `prompt`.
+      argument: the command's positional argument, `DIR` of `certify`, `NAME` of `prompt` and `WORKDIR` of `view`.
     """
 
     command: str
@@ -72,6 +72,7 @@ class Command:
     Attributes:
       module: has the function `main(arguments)`.
       flags: beyond `--config`; with `!` when it must be given.
+      argument: its positional argument; where a flag has its name, it may be given either way, or be left out.
       config: whether a config must be named, or be in the workdir; else the defaults do.
       lock: False for a command that may be used beside a run that holds the workdir.
     """
@@ -122,7 +123,7 @@ COMMANDS = {
         module="trace_jax.compose", help="step 4: the gate over the base and the adapters", flags=("workdir!", "profile_steps", *_TOGETHER)
     ),
     "evaluate": Command(
-        module="trace_jax.evaluate",
+        module="trace_jax.evaluate.command",
         help="success with intervals of policies on the held-out split, side by side and paired; or of other tools' result files",
         flags=("workdir", "policy", "results", "intersect", *_TOGETHER),
         config=False,
@@ -157,6 +158,14 @@ COMMANDS = {
         lock=False,
     ),
     "report": Command(module="trace_jax.report", help="writes report.html again from what the workdir holds", lock=False),
+    "view": Command(
+        module="trace_jax.view.command",
+        help="a browsable list of all rollouts of a workdir, or of result files, in a browser; only reads",
+        flags=("workdir", "results", "host", "port"),
+        argument="WORKDIR",
+        config=False,
+        lock=False,
+    ),
     "verify-again": Command(
         module="trace_jax.verify_again",
         help="stored rollouts scored by the verifier as it is now, or by a changed one, and what differs",
@@ -332,6 +341,10 @@ def parse(name: str, command: Command, words: list[str]) -> tuple[dict, list[tup
         positional = values([name, *rest])[1:]
     except flags.Error as error:
         raise InputError(f"{' '.join(str(error).split())}; see trace-jax {name} --help") from error
+    by_flag = (command.argument or "").lower()
+    if by_flag in command.flags:
+        positional += filter(None, [values[by_flag].value])
+        positional, values[by_flag].value = positional or [None], None
     if len(positional) != (1 if command.argument else 0):
         expected = f"expected one argument, {command.argument}" if command.argument else "takes flags only"
         raise InputError(f"trace-jax {name}: {expected}, found {' '.join(positional) or 'none'}")

@@ -18,7 +18,7 @@ from trace_jax.agents import usage_of
 from trace_jax.baselines import capability_curve, grpo_target, prompt_evolution, swe_rl
 from trace_jax.baselines.single import evaluate_single, makes_adapter
 from trace_jax.cli import Arguments
-from trace_jax.evaluate import compare_evaluations, evaluate, leaks_of, print_leaks
+from trace_jax.evaluate.command import compare_evaluations, evaluate, leaks_of, print_leaks
 from trace_jax.policies import load_mixture
 from trace_jax.report.comparison import write_charts
 from trace_jax.run import run

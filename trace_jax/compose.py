@@ -26,8 +26,8 @@ from rl.task_router import TaskRouter
 from rl.trajectory import Trajectory
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
+from trace_jax.evaluate.outcomes import rate_line, success_rate
 from trace_jax.export import write_composed
-from trace_jax.outcomes import rate_line, success_rate
 from trace_jax.policies import Mixture, load_mixture, read_routing, routed_tasks
 from trace_jax.runtime import BASE, GATE, GATE_TRAINING, SELECTION, VALIDATION, Runtime, open_runtime, plan
 from trace_jax.train import learner_config, loss_config, run_grpo

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from trace_jax.agents.redaction import redact
 from trace_jax.errors import InputError, Unfinished
-from trace_jax.job import GO_ON, cause, tell
+from trace_jax.processes.job import GO_ON, cause, tell
 from trace_jax.stores import is_remote
 from trace_jax.workdir import Workdir
 
@@ -84,13 +84,14 @@ def crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
 
 
 def reader_left() -> bool:
-    """Whether it is our own output that nobody reads any more, as with `trace-jax ... | head`, and not a worker's pipe."""
+    """Whether nobody reads our own output, or what we say beside it, any more, as with `trace-jax ... | head`; else it was a worker's pipe."""
     poll = select.poll()
-    poll.register(1, 0)
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains at its exit
-    return True
+    for stream in (1, 2):
+        poll.register(stream, 0)
+    gone = [stream for stream, event in poll.poll(0) if event & select.POLLERR]
+    for stream in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # else the interpreter complains at its exit
+    return bool(gone)
 
 
 def _disk_full(error: BaseException | None) -> bool:

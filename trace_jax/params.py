@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from model import Config as Architecture
-from model import ConfigError, count_adapter_parameters, count_gate_parameters, count_parameters, read_config
+from model import count_adapter_parameters, count_gate_parameters, count_parameters
+from trace_jax.base_model import read_architecture
 from trace_jax.cli import Arguments
-from trace_jax.config import Config
-from trace_jax.errors import InputError
-
-
-def read_architecture(config: Config) -> Architecture:
-    """What the model of a run is; no weights are read.
-
-    Raises:
-      InputError: the model's config cannot be honoured.
-    """
-    try:
-        return read_config(config.model.folder)
-    except ConfigError as error:
-        raise InputError(f"config field 'model.path': {error}") from error
 
 
 def main(arguments: Arguments) -> None:

@@ -6,8 +6,8 @@ from rl.engines.protocol import Policy
 from rl.trajectory import Trajectory
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
-from trace_jax.evaluate import evaluate
-from trace_jax.outcomes import rate_line, success_rate
+from trace_jax.evaluate.command import evaluate
+from trace_jax.evaluate.outcomes import rate_line, success_rate
 from trace_jax.policies import find_policy, trained_mixture
 from trace_jax.runtime import BASE, Runtime, open_runtime
 

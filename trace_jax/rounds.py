@@ -24,9 +24,9 @@ from trace_jax.compose import compose
 from trace_jax.config import Config
 from trace_jax.diagnose.command import diagnose_workdir
 from trace_jax.diagnose.select import KNOWN
-from trace_jax.evaluate import compare_evaluations, evaluate_all
+from trace_jax.evaluate.command import compare_evaluations, evaluate_all
+from trace_jax.evaluate.outcomes import rate_line
 from trace_jax.export import gate_of
-from trace_jax.outcomes import rate_line
 from trace_jax.policies import find_policy, load_mixture
 from trace_jax.report import write_report
 from trace_jax.rollout import roll_out_train_split

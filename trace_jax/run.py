@@ -22,7 +22,7 @@ from trace_jax.compose import compose
 from trace_jax.diagnose.command import diagnose_workdir, diagnosed
 from trace_jax.diagnose.select import KNOWN
 from trace_jax.errors import InputError
-from trace_jax.evaluate import evaluate_all
+from trace_jax.evaluate.command import evaluate_all
 from trace_jax.rollout import roll_out_train_split
 from trace_jax.rounds import improve, plan_rounds, tell_rounds
 from trace_jax.runtime import Runtime, open_runtime, plan

@@ -51,11 +51,11 @@ def rollouts_of_steps(workdir: Workdir) -> int:
     return spent_on(workdir, lambda folder, split: stage_of(folder, split) in STEPS)["rollouts"]
 
 
-def _shards(workdir: Workdir) -> Iterator[tuple[str, str, dict[str, int]]]:
-    """(folder, split, what its manifest says) of every shard."""
-    for name in workdir.list("rollouts", own=True):
-        if name.endswith("/manifest.json"):
-            _, folder, split, _ = name.split("/")
+def _shards(workdir: Workdir, within: str = "rollouts") -> Iterator[tuple[str, str, dict[str, int]]]:
+    """(folder, split, what its manifest says) of every shard; those of the workdirs in a folder are theirs alone."""
+    for name in workdir.list(within, own=True):
+        if name.endswith("/manifest.json") and "/rollouts/" in f"/{name}":
+            *_, folder, split, _ = name.split("/")
             for shard in workdir.read_json(name)["shards"].values():
                 yield folder, split, shard
 
@@ -73,6 +73,9 @@ def write_spent(workdir: Workdir) -> dict[str, Any]:
     for folder, split, shard in _shards(workdir):
         stages[stage_of(folder, split)]["rollouts"] += shard["trajectories"]
         stages[stage_of(folder, split)]["sampled_tokens"] += shard["sampled_tokens"]
+    for _, _, shard in _shards(workdir, "capabilities"):  # of trace-jax compare, which composes fewer of them too
+        stages["capabilities"]["rollouts"] += shard["trajectories"]
+        stages["capabilities"]["sampled_tokens"] += shard["sampled_tokens"]
     total = {key: sum(stage[key] for stage in stages.values()) for key in ("seconds", "rollouts", "sampled_tokens")}
     spent: dict[str, Any] = {"stages": dict(stages), "total": total}
     if held:

@@ -35,13 +35,13 @@ from rl.packing import pack
 from rl.rollout import Task
 from rl.trajectory import Trajectory
 from trace_jax.agreement import check_agreement
-from trace_jax.batches import Batch
 from trace_jax.cli import Arguments
 from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
+from trace_jax.evaluate.outcomes import success_rate
 from trace_jax.metrics import Metrics
-from trace_jax.outcomes import success_rate
 from trace_jax.runtime import BASE, SELECTION, TRAINING, VALIDATION, Runtime, open_runtime
+from trace_jax.runtime.batches import Batch
 
 Reward = Callable[[Trajectory], float]  # of a trajectory without an error
 

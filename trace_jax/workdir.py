@@ -27,7 +27,7 @@ import google_crc32c
 from trace_jax.config import ROOT, Config, changed_fields
 from trace_jax.errors import InputError
 from trace_jax.processes import ALONE, Processes
-from trace_jax.stores import Store, open_store
+from trace_jax.stores import Store, is_remote, open_store
 from trace_jax.stores.protocol import lies_in
 
 _SHARED = "shared.json"  # of a workdir within another: {"levels": folders up to that one, "names": {name here: name there}}
@@ -81,6 +81,22 @@ class Workdir:
         except BaseException:
             workdir.close()
             raise
+        return workdir
+
+    @classmethod
+    def look(cls, path: str | os.PathLike) -> Workdir:
+        """Opens what is there, finished or not, only to be read: nothing is made or held, and its config is not asked for.
+
+        Raises:
+          InputError: there is nothing, or something else than a workdir.
+        """
+        workdir = cls(open_store(path))
+        if not is_remote(path) and not pathlib.Path(workdir.place()).is_dir():
+            raise InputError(f"--workdir={path}: no such folder; give one that a run has written, or gs://BUCKET/PREFIX")
+        if not any(map(workdir.exists, ("config.json", "rollouts", "diagnosis"))):
+            if is_remote(path) or any(pathlib.Path(workdir.place()).iterdir()):
+                raise InputError(f"--workdir={path}: holds no run, neither config.json nor rollouts; give the folder that a run writes")
+        workdir._find_outer()
         return workdir
 
     def hurry(self) -> None:
@@ -174,6 +190,13 @@ class Workdir:
 
         return self.processes.agree(names)
 
+    def marks(self) -> dict[str, str]:
+        """The names of all files, sorted, each with a mark that changes when the file does; for one process alone."""
+        found = dict(self._store.marks(""))
+        for here, there in self._shared.items():
+            found |= {here + name[len(there) :]: mark for name, mark in self._outer.marks().items() if lies_in(name, there)}
+        return dict(sorted(found.items()))
+
     def read_bytes(self, name: str) -> bytes:
         """Raises InputError when there is no such file."""
         return self.processes.agree(lambda: self._read(name))
@@ -225,14 +248,18 @@ class Workdir:
           trajectories: `rl.trajectory.Trajectory` records, in the order in which they will be read; this process's part of the batch.
         """
         from rl.trajectory import encode_shard  # numpy: not for `trace-jax --help`
+        from trace_jax.rollout_index import encode_index, index_of
 
         folder, trajectories, processes = _shard_folder(policy, split), list(trajectories), self.processes
         data = encode_shard(trajectories)
+        checksum = google_crc32c.value(data)
         manifest = {name: entry for name, entry in self._manifest(folder).items() if _shard_index(name) != index}
         part = f"-{processes.index}of{processes.count}" if processes.count > 1 else ""
-        self._store.write(f"{folder}/{index:05d}{part}.jsonl.zst", data)
+        name = f"{folder}/{index:05d}{part}.jsonl.zst"
+        self._store.write(index_of(name), encode_index(trajectories, checksum))
+        self._store.write(name, data)
         sampled = sum(int(t.loss_mask.sum()) for t in trajectories if t.loss_mask is not None)
-        gathered = processes.gather(len(trajectories), sampled, len(data), google_crc32c.value(data))
+        gathered = processes.gather(len(trajectories), sampled, len(data), checksum)
         for number, figures in enumerate(gathered):
             part = f"-{number}of{processes.count}" if processes.count > 1 else ""
             manifest[f"{index:05d}{part}"] = dict(zip(("trajectories", "sampled_tokens", "bytes", "crc32c"), figures, strict=True))

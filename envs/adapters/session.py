@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from envs.base import Check, Reply, Start
+from envs.base import Check, Start
 from envs.package import Package
 from envs.sandbox import Episode, Pool
 
@@ -64,7 +64,6 @@ class Session:
         if self._episode is None or self._episode.done() or self.turns >= self.package.max_turns:
             raise ValueError(f"the episode of {self.package.name} is over or has not begun; call reset first")
         self.turns += 1
-        reply: Reply
         if "text" in action:
             reply = self._episode.respond(action["text"])
         else:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from envs.adapters.session import Session
+from envs.arguments import follow
 from envs.package import Package
 from envs.sandbox import Pool
 
@@ -122,9 +123,7 @@ def _method(function: dict[str, Any]) -> Callable[..., str]:
 
 def _hint(schema: dict[str, Any], root: dict[str, Any]) -> Any:
     """The type hint that is made into this schema again; what hints cannot say becomes `dict`."""
-    place = schema.get("$ref", "")
-    if place.startswith("#/$defs/"):
-        schema = root.get("$defs", {}).get(place.removeprefix("#/$defs/"), {})
+    schema = follow(schema, root)
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
     kinds = schema.get("type", "object")

@@ -16,18 +16,19 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from envs.base import Ask, EnvironmentFault, Verdict
 from envs.harness.process import Process, Switchboard
 from envs.harness.target import Program, Target, TaskInfo
-from envs.sandbox.replies import check_json, parse_function, refuse
+from envs.sandbox.replies import ROLES, check_json, check_tool_calls, parse_function, refuse
 
 ANSWERS = 256  # that can be waited for at once
+MESSAGE = 2000  # characters of a fault's
+RECYCLE = 2000  # episodes after which a worker takes no more, against slow leaks
 _FAREWELL_SECONDS = 5.0
-_ROLES = ("user", "assistant", "tool")
 
 Request = tuple["HarnessEpisode", str, tuple]
 
@@ -55,13 +56,12 @@ class HarnessPool:
     Args:
       processes: of one driver; a harness is Python, so that one process has one core's worth of them.
       deadline_s: for one answer: from a turn to what is asked next, tools and user simulator included, or to the verdict.
-      recycle: episodes after which a worker takes no more, against slow leaks.
     """
 
     workers = ANSWERS
 
-    def __init__(self, processes: int = 1, *, deadline_s: float = 600.0, recycle: int = 2000):
-        self.processes, self.deadline_s, self.recycle = processes, deadline_s, recycle
+    def __init__(self, processes: int = 1, *, deadline_s: float = 600.0):
+        self.processes, self.deadline_s = processes, deadline_s
         self._folder = tempfile.mkdtemp(prefix="harness-")
         self._keys = itertools.count(1)
         self._lock = threading.Lock()
@@ -99,11 +99,7 @@ class HarnessPool:
         """
         key = next(self._keys)
         process, waiting = self._send(program, key, {"op": "describe", "settings": program.settings})
-        description = self._wait(process, key, waiting).get("described")
-        if not isinstance(description, dict):
-            refuse("describe", "must return an object", description)
-        check_json("describe", description)
-        return description
+        return _parsed(_parse_description, self._wait(process, key, waiting).get("described"), process)
 
     def function(self, target: Target, name: str, *_: Any) -> Any:
         """The tools of a target."""
@@ -153,8 +149,8 @@ class HarnessPool:
         try:
             message = self._wait(episode.process, episode.key, waiting)
             if "ask" in message:
-                return _parse_ask(message["ask"])
-            episode.verdict = _parse_end(message.get("end"), episode.process) if "end" in message else Verdict(0.0, "")
+                return _parsed(_parse_ask, message["ask"], episode.process)
+            episode.verdict = _parsed(_parse_end, message["end"], episode.process) if "end" in message else Verdict(0.0, "")
         except EnvironmentFault as error:
             episode.fault = error
             self._abandon(episode.key)
@@ -187,7 +183,7 @@ class HarnessPool:
         if "death" in message:
             raise EnvironmentFault("crash", message["death"])
         if "fault" in message:
-            raise EnvironmentFault("exception", process.hide(str(message["fault"]))[:2000])
+            raise EnvironmentFault("exception", process.hide(str(message["fault"]))[:MESSAGE])
         return message
 
     # --- processes
@@ -197,7 +193,7 @@ class HarnessPool:
         tired = time.monotonic() - self.deadline_s
         for process in list(self._running):
             process.retired |= any(when < tired for when in list(process.stopped.values()))
-            process.retired |= self._begun[id(process)] >= self.recycle
+            process.retired |= self._begun[id(process)] >= RECYCLE
             if process.retired and process.live <= set(process.stopped):
                 self._switchboard.end(process)
         mine = [process for process in self._running if process.kind == program.kind and not process.retired and process.death is None]
@@ -230,8 +226,26 @@ class HarnessPool:
                 self._switchboard.send(process, {"op": "stop", "id": key})
 
 
+def _parsed(parse: Callable[[Any], Any], value: Any, process: Process) -> Any:
+    """What `parse` makes of a value. A refusal quotes it, so that one is made again of the value without secrets."""
+    try:
+        return parse(value)
+    except EnvironmentFault:
+        parse(process.hide(value))
+        raise EnvironmentFault("reply", "the worker's reply cannot be understood, and what is wrong with it is a secret") from None
+
+
+def _parse_description(description: Any) -> dict[str, Any]:
+    if not isinstance(description, dict):
+        refuse("describe", "must return an object", description)
+    check_json("describe", description)
+    return description
+
+
 def _parse_ask(ask: Any) -> Ask:
     check_json("speak", ask)
+    if not isinstance(ask, dict):
+        refuse("speak", "must be given a speaker, a system prompt, messages and tools", ask)
     speaker, system, messages, tools = (ask.get(key) for key in ("speaker", "system", "messages", "tools"))
     if speaker not in ("agent", "user"):
         refuse("speak", "must be for the agent or the user", speaker)
@@ -241,24 +255,22 @@ def _parse_ask(ask: Any) -> Ask:
 
 
 def _message(message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict) or message.get("role") not in _ROLES or not isinstance(message.get("content") or "", str):
-        refuse("speak", f'must be given messages {{"role": one of {", ".join(_ROLES)}, "content"}}', message)
+    if not isinstance(message, dict) or message.get("role") not in ROLES or not isinstance(message.get("content") or "", str):
+        refuse("speak", f'must be given messages {{"role": one of {", ".join(ROLES)}, "content"}}', message)
+    check_tool_calls("speak", message)
     kept = {"role": message["role"], "content": message.get("content") or ""}
-    for call in message.get("tool_calls") or []:
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), dict):
-            refuse("speak", 'must be given tool calls {"id", "name", "arguments"}', call)
     return kept | {key: message[key] for key in ("tool_calls", "tool_call_id") if message.get(key)}
 
 
-def _parse_end(end: Any, process: Process) -> Verdict:
+def _parse_end(end: Any) -> Verdict:
     """Raises EnvironmentFault also where the program says that it was let down."""
     if not isinstance(end, dict):
         refuse("run_episode", "must return an object", end)
     check_json("run_episode", end, 64)
     if error := end.get("error"):
         if not isinstance(error, dict) or not isinstance(error.get("kind"), str):
-            refuse("run_episode", 'must return an error {"kind", "message"} or null', process.hide(str(error)))
-        raise EnvironmentFault(error["kind"], process.hide(str(error.get("message")))[:2000])
+            refuse("run_episode", 'must return an error {"kind", "message"} or null', error)
+        raise EnvironmentFault(error["kind"], str(error.get("message"))[:MESSAGE])
     reward = end.get("reward")
     if not isinstance(reward, int | float) or isinstance(reward, bool) or not (math.isfinite(reward) and 0 <= reward <= 1):
         refuse("run_episode", "must return a reward from 0 to 1", reward)

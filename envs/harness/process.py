@@ -45,7 +45,8 @@ class Process:
           OSError: it cannot be started.
         """
         self.kind = program.kind
-        self._secrets = [os.environ[name] for name in program.variables if len(os.environ.get(name, "")) >= 6]
+        secrets = {os.environ[name] for name in program.variables if len(os.environ.get(name, "")) >= 6}
+        self._secrets = sorted(secrets, key=len, reverse=True)  # one may be the beginning of another
         environment = {name: os.environ[name] for name in ("PATH", "HOME", *program.variables) if name in os.environ}
         self._popen = subprocess.Popen(
             [*(shlex.split(program.python) or [sys.executable]), "-s", str(_WORKER), str(program.driver)],
@@ -113,11 +114,15 @@ class Process:
             self._tail = (self._tail + data)[-_TAIL:]
         return data is None
 
-    def hide(self, text: str) -> str:
-        """The text without the values of the program's variables."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+    def hide(self, value: Any) -> Any:
+        """A text, or the texts of a JSON value, without the values of the program's variables."""
+        if isinstance(value, dict):
+            return {self.hide(key): self.hide(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.hide(inner) for inner in value]
+        for secret in self._secrets if isinstance(value, str) else ():
+            value = value.replace(secret, "***")
+        return value
 
     def kill(self, why: str | None = None) -> None:
         """Ends it and all that it started, and whoever waits is told why."""

@@ -118,10 +118,23 @@ def _parse_start(value: Any) -> Start:
             refuse("reset", f'must return messages {{"role": one of {", ".join(ROLES)}, "content"}}', message)
         if not isinstance(message.get("content"), str):
             refuse("reset", "must return messages whose content is a string", message)
-        for call in message.get("tool_calls") or []:
-            if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), dict):
-                refuse("reset", 'must return tool calls {"id", "name", "arguments"}', call)
+        check_tool_calls("reset", message)
     return Start(value["system"], messages)
+
+
+def check_tool_calls(op: str, message: dict[str, Any]) -> None:
+    """The calls that a message makes, and the id of the call that it answers.
+
+    Raises:
+      EnvironmentFault: kind `reply`.
+    """
+    calls = message.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else [calls]:
+        named = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("id", ""), str)
+        if not named or not isinstance(call.get("arguments"), dict):
+            refuse(op, 'must give tool calls as a list of {"id", "name", "arguments"}', call)
+    if not isinstance(message.get("tool_call_id") or "", str):
+        refuse(op, "must give a tool_call_id as a string", message)
 
 
 def _parse_score(value: Any, log_length: int) -> Score:

@@ -15,8 +15,6 @@ import numpy as np
 from model import AdapterBank, Gate
 
 Finish = Literal["stop", "length", "context"]
-
-
 FaultKind = Literal["timeout", "lost", "server", "garbage", "aborted", "version"]
 
 

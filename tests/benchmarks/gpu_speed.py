@@ -46,8 +46,8 @@ from rl.learner import Learner, LearnerConfig
 from rl.packing import Batch, pack
 from rl.trajectory import Trajectory
 from trace_jax.config import MeshSection
-from trace_jax.mesh import make_mesh
 from trace_jax.preflight.accelerators import of_device
+from trace_jax.runtime.mesh import make_mesh
 
 LARGE = Config(151_936, 2048, 6144, 28, 16, 8, rope=Rope(theta=1e6), tie_word_embeddings=True, max_position_embeddings=40_960)
 TINY = Config(512, 64, 128, 2, 4, 2, head_dim=16, tie_word_embeddings=True)

@@ -10,11 +10,12 @@ import pytest
 from envs import Pool, guesses, probes
 from envs import certify as certificates
 from envs import checks as look
-from envs.arguments import fill, odd_arguments, plausible_arguments, read, sample_value
-from envs.base import Reply
+from envs.arguments import check_schema, fill, odd_arguments, plausible_arguments, read, sample_value
+from envs.base import EnvironmentFault, Reply
 from envs.certify import certify, draw_seeds
 from envs.exploits import stray_edits
 from envs.probes import inject_calls, nothing, play, recite, spam
+from envs.readings import IDS
 from tests.envs import hackable
 
 SEEDS = range(10)
@@ -22,9 +23,10 @@ SEEDS = range(10)
 
 @pytest.fixture(scope="module", autouse=True)
 def little_time():
-    """Fewer calls than outside of tests, since each is a message to a worker."""
+    """Fewer calls and guesses than outside of tests, since each is a message to a worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probes, "SPAM_CALLS", 60)
+        patch.setattr(guesses, "WORDS", 64)
         yield
 
 
@@ -160,6 +162,56 @@ def test_words_are_those_of_the_package_and_what_its_expressions_match():
 def test_an_expression_of_a_package_costs_the_host_nothing(pattern, found):
     with warnings.catch_warnings(action="error"):
         assert guesses.matches(pattern) == found
+
+
+def test_long_words_of_a_package_cost_the_host_their_length():
+    word = "a" * 300_000
+    assert read(word).named == {} and not IDS.findall(word)  # hours, at the square of it
+    assert read('name: x, "order_id": "#W7"').named == {"name": ["x"], "order_id": ["#W7"]} and IDS.findall("a-7 b 8.c") == ["a-7", "8"]
+    huge = dataclasses.replace(hackable.make(), source="x = 0x" + "f" * 9000 + "\ny = x" + ".y" * 900 + ".now")
+    assert "9" not in guesses.words(huge, []) and look.clock_is_not_read(huge).passed  # neither too long nor too deep to be read
+
+
+@pytest.mark.parametrize(
+    "schema, words",
+    [
+        ({"properties": {"a": {"type": 5}}}, "another type; got 5"),
+        ({"properties": {"a": {"type": "array", "items": True}}}, "objects as schemas; got True"),
+        ({"properties": {"a": {"enum": []}}}, r"another enum; got \[\]"),
+        ({"properties": {"a": {"type": "array", "minItems": 10**9}}}, "another minItems"),
+        (
+            {"$defs": {"A": {"properties": dict.fromkeys("abcdefg", {"$ref": "#/$defs/A"})}}, "properties": {"a": {"$ref": "#/$defs/A"}}},
+            "places",
+        ),
+    ],
+)
+def test_schemas_that_no_arguments_can_be_made_for_are_refused(schema, words):
+    with pytest.raises(EnvironmentFault, match=words):
+        check_schema(schema)
+
+
+def test_an_odd_schema_is_the_packages_fault(pool):
+    source = hackable.make().source + "\nTOOLS[0]['function']['parameters']['properties'] = {'a': {'anyOf': 7}}\n"
+    certificate = certify(dataclasses.replace(hackable.make(), source=source), pool, seeds=SEEDS)
+    assert [check.name for check in certificate.checks] == ["functions"] and "anyOf" in certificate.reasons[0]
+
+
+def test_what_a_package_answers_in_place_of_its_certificate_is_no_error_of_the_host(pool):
+    for answer in ("5", '"x"', "[" * 100_000):
+        forged = hackable.make().source + f"\nimport json\njson.dumps = lambda *_, **__: {answer!r}\n"
+        certificate = certify(dataclasses.replace(hackable.make(), source=forged), pool, seeds=range(2))
+        assert {check.name: check.passed for check in certificate.checks}["state"] is None
+
+
+def test_a_schema_may_refer_to_itself_without_end():
+    choice = {
+        "$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}]}},
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/A"}},
+        "required": ["a"],
+    }
+    check_schema(choice)
+    assert sample_value(choice, random.Random(0)).keys() == {"a"}
 
 
 def test_the_words_of_deep_expressions_are_read_once(monkeypatch):

@@ -15,7 +15,8 @@ from safetensors.torch import load_file as load_torch
 
 from model import tensor_files
 from model.errors import CheckpointError
-from model.tensor_files import LazyTensor, exists, open_tensors, read_text, write_tensors
+from model.files import BucketFile, DiskFile, exists, read_text
+from model.tensor_files import LazyTensor, open_tensors, write_tensors
 
 DTYPES = ["float32", "float16", "float64", "int64", "int32", "int8", "uint8", "bool", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
 BOXES = [
@@ -49,7 +50,7 @@ def stored(request, tmp_path):
 def reads(monkeypatch) -> list[tuple[int, int]]:
     """(start, bytes) of every read of a file."""
     seen = []
-    for kind in (tensor_files._DiskFile, tensor_files._BucketFile):
+    for kind in (DiskFile, BucketFile):
 
         def read_into(self, start, target, original=kind.read_into):
             seen.append((start, len(target)))
@@ -73,8 +74,8 @@ def test_every_type_and_shape_comes_back(stored):
 
 @pytest.mark.parametrize("gap", [0, 40, 1 << 20])
 def test_slices_of_each_axis(stored, monkeypatch, gap):
-    monkeypatch.setattr(tensor_files, "_BLOCK", 100)
-    for kind in (tensor_files._DiskFile, tensor_files._BucketFile):
+    monkeypatch.setattr(tensor_files, "BLOCK", 100)
+    for kind in (DiskFile, BucketFile):
         monkeypatch.setattr(kind, "gap", gap)
     x = random((5, 8, 6), ml_dtypes.bfloat16)
     with open_tensors(stored({"other": random((9,), "float32"), "x": x})) as files:
@@ -87,7 +88,7 @@ def test_slices_of_each_axis(stored, monkeypatch, gap):
 
 
 def test_only_what_is_asked_for_is_read(stored, reads, monkeypatch):
-    for kind in (tensor_files._DiskFile, tensor_files._BucketFile):
+    for kind in (DiskFile, BucketFile):
         monkeypatch.setattr(kind, "gap", 0)
     x = random((64, 32, 16), "float32")
     with open_tensors(stored({"x": x, "y": x})) as files:
@@ -118,7 +119,8 @@ def test_a_bucket_is_read_by_ranges_of_one_generation(bucket, tmp_path, monkeypa
         return download(self, **options)
 
     monkeypatch.setattr(Blob, "download_as_bytes", spy)
-    monkeypatch.setattr(tensor_files, "_BLOCK", 1024)
+    monkeypatch.setattr("model.files.BLOCK", 1024)
+    monkeypatch.setattr(tensor_files, "BLOCK", 1024)
     x = random((64, 32), "float32")
     save_file({"x": x}, tmp_path / "model.safetensors")
     folder = bucket.upload(tmp_path, "deep/down")
@@ -318,7 +320,7 @@ def test_shards_that_safetensors_and_transformers_read(tmp_path):
 
 
 def test_lazy_tensors_are_made_one_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_files, "_BLOCK", 64)
+    monkeypatch.setattr(tensor_files, "BLOCK", 64)
     x = random((9, 6), "float32")
     alive = [0, 0]
 

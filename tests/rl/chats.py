@@ -1,13 +1,19 @@
-"""Small tokenizer folders for tests: byte-level BPE with merges across what templates and contents put side by side."""
+"""A small tokenizer, byte-level BPE with merges across what templates and contents put side by side; and episodes against scripts."""
 
 import functools
 import json
 import pathlib
 import tempfile
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rl.chat import Chat
+from rl.engines.protocol import Completion, Request
+from rl.episode import Act
+from rl.trajectory import Trajectory
 from trace_jax.quickstart.random_qwen import CUT, TEMPLATE
 from trace_jax.quickstart.tokenizer import CHAT_TEMPLATE
 
@@ -37,3 +43,27 @@ def chat(template: str = "quickstart") -> Chat:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         (folder / "chat_template.jinja").write_text(TEMPLATES[template])
         return Chat(folder)
+
+
+def drive(
+    game: Generator, chat: Chat, turns: Sequence[str | tuple[str, str]], act: Callable[[Act], Any]
+) -> tuple[Trajectory, list[Act | Request]]:
+    """Plays an episode (`rl.episode.play`) whose model takes these turns, text or (text, finish), and whose environment is `act`.
+
+    The log-probs of a turn are -1, -2, .. and its policy version is 5. Exceptions are thrown into the episode. Returns what it asked, too.
+    """
+    turns, asked, answer = list(turns), [], None
+    while True:
+        try:
+            need = game.throw(answer) if isinstance(answer, Exception) else game.send(answer)
+        except StopIteration as stop:
+            return stop.value, asked
+        asked.append(need)
+        if isinstance(need, Request):
+            turn = turns.pop(0)
+            text, finish = (turn, "stop") if isinstance(turn, str) else turn
+            tokens = chat.tokenizer(text, add_special_tokens=False).input_ids + ([chat.end] if finish == "stop" else [])
+            logprobs = -np.arange(1.0, len(tokens) + 1, dtype=np.float32)
+            answer = Completion(need.session, np.array(tokens, np.int32), logprobs, finish, 5)
+        else:
+            answer = act(need)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.chat import Chat, parse_reply
+from rl.chat import Chat, parse_turn
 from tests.rl.chats import TEMPLATES, chat
 
 TOOLS = [
@@ -137,10 +137,10 @@ def test_a_thought_that_the_generation_prompt_opened_is_a_part_of_the_turn():
     message = {"content": "<think>\nHm.\n</think>\n\nI add.", "tool_calls": [{"name": "add", "arguments": {"a": 1, "b": "2\n3"}}]}
     sampled = c.decode(c.encode_reply(message)[:-1])
     assert sampled.startswith("Hm.\n</think>\n\nI add.\n\n<tool_call>\n<function=add>\n<parameter=a>\n1\n")
-    reply = parse_reply(c.opening + sampled, [{"type": "function", "function": schema}])
+    reply = parse_turn(c.opening + sampled, [{"type": "function", "function": schema}])
     assert reply.content == message["content"] and reply.spoken == "I add."
     assert [(call.name, call.arguments) for call in reply.tool_calls] == [("add", {"a": 1, "b": "2\n3"})]
-    assert parse_reply(c.opening + "Hm.\n<tool_call>\n<function=add>\n</function>\n</tool_call>").tool_calls == ()
+    assert parse_turn(c.opening + "Hm.\n<tool_call>\n<function=add>\n</function>\n</tool_call>").tool_calls == ()
 
 
 @given(words.map(lambda w: w.strip()), calls)
@@ -148,17 +148,17 @@ def test_a_thought_that_the_generation_prompt_opened_is_a_part_of_the_turn():
 def test_a_reply_is_read_as_it_was_written(content, calls):
     c = chat()
     tokens = written(c, {"content": content, "tool_calls": calls})
-    reply = parse_reply(c.decode(tokens[:-1]))
+    reply = parse_turn(c.decode(tokens[:-1]))
     assert reply.error is None and reply.content == content
     assert [(call.name, call.arguments) for call in reply.tool_calls] == [(call["name"], call["arguments"]) for call in calls]
 
 
 def test_calls_inside_a_thought_are_no_calls():
     call = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
-    reply = parse_reply(f"<think>maybe {call}</think>done {call} so")
+    reply = parse_turn(f"<think>maybe {call}</think>done {call} so")
     assert reply.content == f"<think>maybe {call}</think>done \nso" and len(reply.tool_calls) == 1
     assert reply.spoken == "done \nso"
-    lost = parse_reply(f"<think>maybe {call}")
+    lost = parse_turn(f"<think>maybe {call}")
     assert lost.tool_calls == () and lost.error is None and lost.spoken == ""
 
 
@@ -181,13 +181,13 @@ def test_calls_inside_a_thought_are_no_calls():
 )
 def test_malformed_calls_are_errors(body):
     good = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
-    reply = parse_reply(f"{good}\n<tool_call>\n{body}\n</tool_call>")
+    reply = parse_turn(f"{good}\n<tool_call>\n{body}\n</tool_call>")
     assert reply.error and reply.tool_calls == ()
 
 
 @pytest.mark.parametrize("text", ["<tool_call>\n{}", "</tool_call>", '{"name": 1}</tool_call>'])
 def test_a_tag_without_its_partner_is_an_error(text):
-    assert parse_reply(text).error
+    assert parse_turn(text).error
 
 
 def test_renderings_are_kept_by_structure():

@@ -8,7 +8,7 @@ from rl.engines.protocol import Completion, Request
 from rl.episode import Act, Sampling, Task, play
 from rl.packing import without_hint
 from rl.trajectory import StopReason, Trajectory
-from tests.rl.chats import chat
+from tests.rl.chats import chat, drive
 
 SOURCE = "TOOLS = []\nclass Environment: ...\ndef oracle(): ...\ndef hint(): ..."
 META = {"name": "toy", "capability": "", "target": "toy", "version": "1", "knobs": {}, "max_turns": 4, "rationale": ""}
@@ -23,27 +23,10 @@ def call(name="add", **arguments) -> str:
 
 
 def perform(turns, answers, task=TASK, sampling=SAMPLING, score=None, template="quickstart", tools=TOOLS) -> tuple[Trajectory, list]:
-    """Plays a task against scripted turns (text, or (text, finish)) and answers; returns what was asked as well."""
-    turns, answers, asked, c = list(turns), list(answers), [], chat(template)
-    game = play(task, c, tools, "base", "s", sampling)
-    answer = None
-    while True:
-        try:
-            need = game.throw(answer) if isinstance(answer, Exception) else game.send(answer)
-        except StopIteration as stop:
-            return stop.value, asked
-        asked.append(need)
-        if isinstance(need, Request):
-            text, finish = (turns[0], "stop") if isinstance(turns[0], str) else turns[0]
-            del turns[0]
-            tokens = c.tokenizer(text, add_special_tokens=False).input_ids + ([c.end] if finish == "stop" else [])
-            answer = Completion("s", np.array(tokens, np.int32), -np.arange(1.0, len(tokens) + 1, dtype=np.float32), finish, 5)
-        elif need.op == "reset":
-            answer = START
-        elif need.op == "score":
-            answer = score or Score(1.0, {})
-        else:
-            answer = answers.pop(0)
+    """Plays a task against scripted turns and answers; returns what was asked as well."""
+    answers, fixed = list(answers), {"reset": START, "score": score or Score(1.0, {})}
+    game = play(task, chat(template), tools, "base", "s", sampling)
+    return drive(game, chat(template), turns, lambda act: fixed[act.op] if act.op in fixed else answers.pop(0))
 
 
 def test_an_episode_becomes_one_aligned_trajectory():

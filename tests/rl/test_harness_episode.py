@@ -10,7 +10,7 @@ from rl.engines.protocol import Completion, EngineFault, Request
 from rl.episode import Act, Sampling, Task, play
 from rl.rollout import roll_out
 from rl.trajectory import StopReason, Trajectory
-from tests.rl.chats import chat
+from tests.rl.chats import chat, drive
 from tests.rl.test_episode import TOOLS, call
 
 DRIVER = pathlib.Path(__file__).parents[1] / "envs" / "harness" / "fake_driver.py"
@@ -36,22 +36,9 @@ DONE, WON = Ask(done=True), Verdict(1.0, "done", {"db": 1}, {"id": "r"})
 
 
 def perform(turns, asks, score=WON, sampling=SAMPLING) -> tuple[Trajectory, list]:
-    """Plays the task against scripted turns (text, or (text, finish)) and asks; returns what was asked of whom as well."""
-    turns, asks, asked, answer = list(turns), list(asks), [], None
-    game = play(TASK, chat(), TOOLS, "adapter:x", "s", sampling)
-    while True:
-        try:
-            need = game.throw(answer) if isinstance(answer, Exception) else game.send(answer)
-        except StopIteration as stop:
-            return stop.value, asked
-        asked.append(need)
-        if isinstance(need, Request):
-            text, finish = (turns[0], "stop") if isinstance(turns[0], str) else turns[0]
-            del turns[0]
-            tokens = chat().tokenizer(text, add_special_tokens=False).input_ids + ([chat().end] if finish == "stop" else [])
-            answer = Completion(need.session, np.array(tokens, np.int32), np.full(len(tokens), -1.0, np.float32), finish, 5)
-        else:
-            answer = score if need.op == "score" else asks.pop(0)
+    """Plays the task against scripted turns and asks; returns what was asked of whom as well."""
+    asks, game = list(asks), play(TASK, chat(), TOOLS, "adapter:x", "s", sampling)
+    return drive(game, chat(), turns, lambda act: score if act.op == "score" else asks.pop(0))
 
 
 def test_turns_are_sampled_as_the_harness_asks_for_them():

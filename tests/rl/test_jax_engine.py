@@ -8,11 +8,11 @@ import pytest
 
 from model import Routing, init_gate, stack_banks
 from rl.engines.jax import JaxEngine
-from rl.engines.jax.sampler import cumulate, sample, session_key
 from rl.engines.jax.steps import cache_lengths
 from rl.engines.protocol import EngineError, Policy, Request
 from tests.model import tiny as backbones
 from tests.rl import tiny
+from tests.rl.test_jax_sampler import limited
 
 VOCAB = tiny.CONFIG.vocab_size
 CONTEXT = 48
@@ -72,9 +72,9 @@ def draw(seed: int, length: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, VOCAB, length).astype(np.int32)
 
 
-def run(e: JaxEngine) -> dict:
+def run(e: JaxEngine, count: int = 1) -> dict:
     found = {}
-    while not found:
+    while len(found) < count:
         found |= {c.session: c for c in e.poll()}
     return found
 
@@ -143,11 +143,10 @@ def test_the_same_requests_give_the_same_bits_whatever_was_sampled_before():
 
 
 def test_a_shared_prefix_is_computed_once_per_policy():
-    e = engine(lanes=4, chunk=8, blocks=8)
-    prompt = draw(1, 25)
+    e, prompt = engine(blocks=8), draw(1, 25)
     e.generate([request(str(i), "base", prompt, 3, key=(0, 0, i)) for i in range(4)])
     assert e.metrics["prefilled"] == 24 and e.metrics["restored"] == 3 * 24
-    e = engine(lanes=4, chunk=8, blocks=8)
+    e = engine(blocks=8)
     e.generate([request(str(i), name, np.concatenate([prompt[:24], [i]]), 3) for i, name in enumerate(["base", "first", "base", "first"])])
     assert e.metrics["prefilled"] == 2 * 24 and e.metrics["restored"] == 2 * 24
 
@@ -167,14 +166,12 @@ def test_nothing_survives_an_update_of_the_weights():
 
 
 def test_a_running_request_finishes_under_the_weights_it_began_with():
-    e = engine(steps=2)
+    e = engine()
     e.submit(request(policy="first", max_tokens=10))
     assert e.poll() == []
     e.load(Policy("first", 9, tiny.bank(seed=8)))
     e.submit(request("b", policy="first", max_tokens=3))
-    found = {}
-    while len(found) < 2:
-        found |= {c.session: c for c in e.poll()}
+    found = run(e, 2)
     assert (found["a"].version, found["b"].version) == (2, 9)
     assert found["a"].tokens.tolist() == engine().generate([request(policy="first", max_tokens=10)])[0].tokens.tolist()
 
@@ -202,7 +199,7 @@ def test_a_finished_sessions_lane_is_refilled_and_waiting_sessions_keep_their_or
 
 
 def test_released_sessions_stop():
-    e = engine(lanes=1, steps=1)
+    e = engine(lanes=1, steps=2)
     e.submit(request("a", max_tokens=20))
     e.submit(request("b", max_tokens=2))
     e.poll()
@@ -275,61 +272,6 @@ def test_policies_whose_fields_do_not_fit_are_refused():
             e.load(bad)
 
 
-def test_the_sampler_draws_the_softmax():
-    logits = jnp.array([[2.0, -1.0, 0.5, -30.0, 1.0, 0.0, -2.0]])
-    n, temperature = 20_000, 0.8
-    keys = np.stack([session_key((0, i, 0)) for i in range(n)])
-    tokens, logprobs = jax.jit(sample)(jnp.tile(logits, (n, 1)), jnp.asarray(keys), jnp.arange(n), jnp.full(n, temperature))
-    p = np.asarray(jax.nn.softmax(logits[0] / temperature))
-    counts = np.bincount(tokens, minlength=7)
-    assert np.all(np.abs(counts / n - p) < 4 * np.sqrt(p * (1 - p) / n) + 1e-9)
-    np.testing.assert_allclose(logprobs, np.log(p)[np.asarray(tokens)], atol=1e-5)
-
-
-def test_random_bits_depend_on_key_and_position_alone():
-    logits = jnp.zeros((6, 1000))
-    keys = jnp.asarray(np.stack([session_key(k) for k in [(0, 1, 2), (0, 1, 2), (0, 1, 3), (0, 2, 2), (1, 1, 2), (-1, 2**70, 2)]]))
-    tokens, _ = jax.jit(sample)(logits, keys, jnp.array([5, 5, 5, 5, 5, 5]), jnp.ones(6))
-    assert tokens[0] == tokens[1] and len(set(tokens.tolist())) == 5
-    moved, _ = sample(logits[:1], keys[:1], jnp.array([6]), jnp.ones(1))
-    assert moved[0] != tokens[0]
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 50, 501, 4099])
-def test_the_blockwise_cumulative_sum_is_one(size):
-    x = np.random.default_rng(size).random((3, size)).astype(np.float32)
-    np.testing.assert_allclose(cumulate(jnp.asarray(x)), np.cumsum(x, axis=-1, dtype=np.float64), rtol=2e-6)
-
-
-def limited(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """The law that the limits leave of softmax(logits)."""
-    order = np.argsort(-logits, kind="stable")[: top_k or None]
-    p = np.exp(logits[order] - logits.max())
-    before = np.cumsum(p) - p
-    order = order[before < top_p * p.sum()] if top_p < 1 else order
-    law = np.zeros_like(logits)
-    law[order] = np.exp(logits[order])
-    return law / law.sum()
-
-
-@pytest.mark.parametrize("top_k, top_p", [(0, 1.0), (1, 1.0), (4, 1.0), (0, 0.6), (5, 0.8), (100, 1e-6), (3, 0.999)])
-def test_limits_leave_the_likeliest_and_the_logprobs_of_what_is_left(top_k, top_p):
-    logits = np.random.default_rng(0).normal(size=(4000, 12)).astype(np.float32) * 2
-    logits[:, 3] = logits[:, 7]  # equals
-    logits[:] = logits[0]
-    keys = np.stack([session_key((1, i, 0)) for i in range(len(logits))])
-    half = np.arange(len(logits)) % 2 == 0  # every second row is limited
-    k, p = np.where(half, top_k, 0), np.where(half, top_p, 1.0).astype(np.float32)
-    tokens, logprobs = jax.jit(sample)(jnp.asarray(logits), jnp.asarray(keys), jnp.arange(len(logits)), jnp.ones(len(logits)), k, p)
-    law = limited(logits[0].astype(np.float64), top_k, top_p)
-    counts = np.bincount(np.asarray(tokens)[half], minlength=12) / half.sum()
-    assert np.all(np.abs(counts - law) < 5 * np.sqrt(law * (1 - law) / half.sum()) + 1e-9)
-    np.testing.assert_allclose(logprobs[half], np.log(law[np.asarray(tokens)[half]]), atol=1e-5)
-    free = jax.jit(sample)(jnp.asarray(logits), jnp.asarray(keys), jnp.arange(len(logits)), jnp.ones(len(logits)))
-    for mine, others in zip((tokens, logprobs), free, strict=True):
-        np.testing.assert_array_equal(mine[~half], others[~half])
-
-
 def test_a_request_with_limits_changes_nothing_for_its_neighbours():
     e, prompt = engine(), draw(3, 9)
     requests = [request(str(i), tokens=prompt, max_tokens=8, key=(3, 0, i)) for i in range(2)]
@@ -363,9 +305,7 @@ def test_every_backbone_gives_the_logprobs_of_an_uncached_forward(kind):
         for turn in range(2):
             for i, (name, context) in enumerate(contexts.items()):
                 e.submit(request(name, "base", context, 5, key=(wave, i, turn)))
-            found = {}
-            while len(found) < 3:
-                found |= {c.session: c for c in e.poll()}
+            found = run(e, 3)
             for i, (name, context) in enumerate(contexts.items()):
                 whole, c = np.concatenate([context, found[name].tokens]), found[name]
                 out = backbones.forward(net, padded(whole), collect=("experts",) if net.config.num_experts else ())
@@ -433,7 +373,7 @@ def test_more_sessions_than_lanes_take_turns():
 
 
 def test_an_engine_that_does_not_forget_finds_the_last_conversation():
-    e, first = engine(forget=False, blocks=12), draw(4, 12)
+    e, first = engine(forget=False, blocks=8), draw(4, 12)
     c = e.generate([request("a", tokens=first, max_tokens=5)])[0]
     before = e.metrics["prefilled"]
     context = np.concatenate([first, c.tokens, draw(5, 4)])
@@ -447,7 +387,7 @@ def test_an_engine_that_does_not_forget_finds_the_last_conversation():
 
 
 def test_a_long_prompt_does_not_hold_up_those_that_decode():
-    e = engine(lanes=4, prefill_budget=8)
+    e = engine(prefill_budget=8)
     e.submit(request("short", max_tokens=30))
     e.poll()
     e.submit(request("long", tokens=draw(1, 40), max_tokens=2))
@@ -469,7 +409,7 @@ def test_a_long_prompt_does_not_hold_up_those_that_decode():
 
 
 def test_the_work_of_a_released_session_goes_on_with_those_that_wait_for_it():
-    e, prompt = engine(lanes=4, prefill_budget=4, blocks=8), draw(8, 30)
+    e, prompt = engine(prefill_budget=4, blocks=8), draw(8, 30)
     e.submit(request("decodes", max_tokens=40))
     e.poll()
     for name in ("maker", "x", "y"):
@@ -485,7 +425,7 @@ def test_the_work_of_a_released_session_goes_on_with_those_that_wait_for_it():
 
 
 def test_a_full_queue_is_said():
-    e = engine(lanes=1, max_waiting=2)
+    e = engine(lanes=1, steps=2, max_waiting=2)
     for i in range(2):
         e.submit(request(str(i)))
     assert e.room == 0

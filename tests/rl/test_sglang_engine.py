@@ -1,6 +1,5 @@
 """`SGLangEngine` against servers that fail in every way that was seen or feared."""
 
-import base64
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -12,8 +11,6 @@ import pytest
 from model import constant_gate, stack_banks
 from rl.engines.protocol import Completion, EngineError, EngineFault, Policy
 from rl.engines.sglang import Limits, SGLangEngine, reference_of
-from rl.engines.sglang.replica import read_info
-from rl.engines.sglang.wire import Failure, read_generated
 from tests.fake_sglang import Fake, fakes
 from tests.model import tiny
 from tests.rl.engine_contract import check, draw, finish, request
@@ -226,16 +223,6 @@ def test_a_server_that_cannot_serve_the_engine_is_refused_with_the_flag(net, fak
     fake.info = info
     with pytest.raises(EngineError, match=message), connect(fake, net, tmp_path):
         pass
-
-
-def test_what_servers_compute_otherwise_or_do_not_tell_is_refused():
-    told = read_info({"enable_return_routed_experts": False}, {"model_type": "qwen3_moe"})
-    config = dataclasses.replace(tiny.CONFIGS["qwen3_moe"], tie_word_embeddings=False)
-    assert told.problems(config, CONTEXT, experts=False) == []
-    assert "--enable-return-routed-experts" in told.problems(config, CONTEXT, experts=True)[0]
-    for change in ({"mlp_only_layers": (1,)}, {"tie_word_embeddings": True}):
-        other = dataclasses.replace(config, **change)
-        assert "neither dense layers nor tied embeddings" in told.problems(other, CONTEXT, experts=False)[0]
 
 
 def test_a_server_of_another_model_is_refused(net, fake, tmp_path):
@@ -457,50 +444,3 @@ def test_what_servers_cannot_sample_is_refused(net, fake, tmp_path):
         with pytest.raises(EngineError, match="closed"):
             engine.close()
             engine.submit(request())
-
-
-# --- replies
-
-
-def reply(config, tokens=2, **meta) -> dict:
-    return {
-        "meta_info": {
-            "finish_reason": {"type": "length"},
-            "prompt_tokens": 3,
-            "completion_tokens": tokens,
-            "output_token_logprobs": [[-1.0, 5, None]] * tokens,
-        }
-        | meta
-    }
-
-
-def test_the_experts_of_sparse_layers_are_read():
-    config = dataclasses.replace(tiny.CONFIGS["qwen3_moe"], mlp_only_layers=(1,))
-    rows = np.random.default_rng(0).integers(0, config.num_experts, (4, config.num_hidden_layers, 2)).astype(np.int32)
-    found = read_generated(reply(config, routed_experts=base64.b64encode(rows.tobytes()).decode()), 3, 2, config).experts
-    assert found.dtype == np.int16 and (found[:-1] == rows[:, [0, 2]]).all() and (found[-1] == -1).all() and len(found) == 5
-    for bad in ("!", "AAAA", base64.b64encode((rows + 90).tobytes()).decode(), 7):
-        with pytest.raises(Failure, match="routed_experts"):
-            read_generated(reply(config, routed_experts=bad), 3, 2, config)
-
-
-@pytest.mark.parametrize(
-    "meta",
-    [
-        {"completion_tokens": 0},
-        {"completion_tokens": 3},
-        {"completion_tokens": True},
-        {"prompt_tokens": 2},
-        {"output_token_logprobs": None},
-        {"output_token_logprobs": [[-1.0, 5], [-1.0, 97]]},
-        {"output_token_logprobs": [[-1.0, 5], [None, 5]]},
-        {"output_token_logprobs": [[-1.0, 5], [-1.0, 5.0]]},
-        {"output_token_logprobs": [[-1.0, 5], "no"]},
-        {"finish_reason": None},
-        {"finish_reason": {"type": "other"}},
-    ],
-)
-def test_a_reply_that_does_not_add_up_is_garbage(meta):
-    with pytest.raises(Failure) as caught:
-        read_generated(reply(tiny.CONFIG, **meta), 3, 2, tiny.CONFIG)
-    assert caught.value.kind == "garbage"

@@ -1,6 +1,6 @@
 import pytest
 
-from rl.chat import parse_reply
+from rl.chat import parse_turn
 from rl.tool_calls import Unreadable, json_types, parse_calls, read_value
 
 TOOL = {
@@ -64,7 +64,7 @@ def test_a_call_is_read_in_both_forms(text, arguments):
     found = parse_calls(text, [TOOL])
     assert [(call.name, call.arguments) for call in found.calls] == [("book", arguments)]
     assert found.before == found.after == ""
-    reply = parse_reply(text, [TOOL])
+    reply = parse_turn(text, [TOOL])
     assert reply.tool_calls == found.calls and reply.error is None and reply.content == ""
 
 
@@ -100,7 +100,7 @@ def test_a_call_is_read_in_both_forms(text, arguments):
 def test_what_cannot_be_read_is_no_call(text):
     with pytest.raises(Unreadable):
         parse_calls(text, [TOOL])
-    reply = parse_reply(f"So: {text}", [TOOL])
+    reply = parse_turn(f"So: {text}", [TOOL])
     assert reply.error and reply.tool_calls == () and reply.content == f"So: {text}"
 
 
@@ -118,8 +118,8 @@ def test_parallel_calls_keep_their_order_and_the_text_around_them():
 
 @pytest.mark.parametrize(("call", "template"), [(in_json(), "\n"), (in_tags(), "\n\n")])
 def test_the_line_ends_before_a_call_are_the_templates(call, template):
-    assert parse_reply(f"I look.{template}{call}", [TOOL]).content == "I look."
-    assert parse_reply(f"<think>\nhm\n</think>\n\n{in_tags()}", [TOOL]).content == "<think>\nhm\n</think>"
+    assert parse_turn(f"I look.{template}{call}", [TOOL]).content == "I look."
+    assert parse_turn(f"<think>\nhm\n</think>\n\n{in_tags()}", [TOOL]).content == "<think>\nhm\n</think>"
 
 
 def test_types_are_found_through_references_and_alternatives():

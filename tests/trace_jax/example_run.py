@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from rl.trajectory import Trajectory, encode_shard
-from trace_jax.statistics import wilson
+from trace_jax.evaluate.statistics import wilson
 
 CAPABILITIES = ["structured_data_reasoning", "multi_step_task_completion", "precondition_verification"]
 REJECTED = "policy_compliance"

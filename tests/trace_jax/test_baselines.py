@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from tests.trace_jax import tiny
-from trace_jax import outcomes
 from trace_jax.baselines.grpo_target import target_tasks, train_on_target
+from trace_jax.evaluate import outcomes
 from trace_jax.runtime import HELDOUT_TASKS
 
 

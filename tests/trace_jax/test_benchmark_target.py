@@ -10,13 +10,13 @@ from envs.harness import Program, Target
 from rl import task_router
 from rl.trajectory import Trajectory
 from tests.trace_jax import tiny
-from trace_jax import runtime as runtime_module
 from trace_jax.baselines.grpo_target import target_tasks
 from trace_jax.config import BenchmarkSection, Config, RolloutSection
 from trace_jax.errors import InputError, Unfinished
-from trace_jax.evaluate import do_nothing, evaluate, heldout_tasks
+from trace_jax.evaluate.command import do_nothing, evaluate, heldout_tasks
 from trace_jax.policies import BASE, load_mixture, routed_tasks
 from trace_jax.rollout import roll_out_train_split
+from trace_jax.runtime import runtime as runtime_module
 from trace_jax.synthesize.admission import sandbox_faults
 
 DRIVER = pathlib.Path(__file__).parents[1] / "envs" / "harness" / "fake_driver.py"

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from trace_jax import __main__, cli, endings
-from trace_jax.sections import ROOT
+from trace_jax.config.sections import ROOT
 from trace_jax.workdir import Workdir
 
 PROBE = """
@@ -187,9 +187,10 @@ def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_forgotten(probe,
 
 
 def test_a_reader_that_leaves_is_no_crash():
-    command = f'set -o pipefail; {sys.executable} -c "{READER}" | head -1'
-    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert (run.returncode, run.stderr) == (1, "") and run.stdout.count("\n") == 1
+    for program, pipe in ((READER, "|"), (READER.replace("sys.exit(", "sys.stdout = sys.stderr; sys.exit("), "2>&1 >/dev/null |")):
+        command = f'set -o pipefail; {sys.executable} -c "{program}" {pipe} head -1'
+        run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert (run.returncode, run.stderr) == (1, "") and run.stdout == "line\n"
 
 
 def test_files_of_the_current_folder_do_not_shadow_our_packages(tmp_path):

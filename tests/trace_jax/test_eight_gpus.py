@@ -18,7 +18,7 @@ from rl.packing import pack
 from tests.model import tiny
 from tests.rl import tiny as batches
 from trace_jax.config import load_config
-from trace_jax.mesh import make_mesh
+from trace_jax.runtime.mesh import make_mesh
 
 name, folder, packed = sys.argv[1], sys.argv[2], sys.argv[3] == "packed"
 config = load_config(name)

@@ -181,7 +181,7 @@ def test_a_run_in_a_bucket_finds_the_same_whatever_the_network_does(reference, c
 
 def test_a_second_run_samples_nothing_and_finds_the_same(reference, config, monkeypatch, capsys):
     before, written = figures(reference), {path: path.stat().st_mtime_ns for path in shards(reference)}
-    monkeypatch.setattr("trace_jax.batches.Rollout", lambda *_, **__: pytest.fail("sampled again"))
+    monkeypatch.setattr("trace_jax.runtime.batches.Rollout", lambda *_, **__: pytest.fail("sampled again"))
     assert cli.main(command(config, reference)) == 0
     assert figures(reference) == before
     assert {path: path.stat().st_mtime_ns for path in shards(reference)} == written

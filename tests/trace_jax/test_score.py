@@ -7,7 +7,7 @@ import numpy as np
 import peft
 import pytest
 
-from model import read_config, save_peft
+from model import constant_gate, export_composed, read_config, save_peft
 from tests.model import tiny
 from trace_jax import cli
 
@@ -66,6 +66,17 @@ def test_a_bad_line_is_named_before_any_weight_loads(line, complaint, tmp_path, 
     error = capsys.readouterr().err
     assert "in.jsonl:2: " in error and complaint in error
     assert (tmp_path / "out.jsonl").read_text() == "kept"
+
+
+def test_a_composed_model_is_refused_with_what_loads_it(tmp_path, capsys):
+    tiny.checkpoint(tmp_path / "model")
+    config = read_config(tmp_path / "model")
+    export_composed(tmp_path / "model", tiny.bank(config), constant_gate(config, 2, 1), tmp_path / "composed", ("base", "x"))
+    write(tmp_path / "in.jsonl", [[1, 2]])
+    capsys.readouterr()
+    flags = [f"--model={tmp_path / 'composed'}", f"--input={tmp_path / 'in.jsonl'}", f"--output={tmp_path / 'out.jsonl'}"]
+    assert cli.main(["score", *flags]) == 2
+    assert "is a composed model, base, adapters and gate in one; load it with transformers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["model", "adapter", "input"])

@@ -3,7 +3,7 @@ import pytest
 
 from rl.trajectory import Trajectory
 from trace_jax.config import Config
-from trace_jax.spent import add_seconds, stage_of, write_spent
+from trace_jax.spent import add_seconds, rollouts_of_steps, stage_of, write_spent
 from trace_jax.workdir import Workdir
 
 
@@ -52,6 +52,16 @@ def test_rollouts_count_once_and_seconds_add_up_over_processes(tmp_path):
         assert spent["stages"]["rollouts"] == {"seconds": 0.0, "rollouts": 3, "sampled_tokens": 12}
         assert spent["stages"]["train"] == {"seconds": 3.5, "rollouts": 4, "sampled_tokens": 20}
         assert spent["total"] == {"seconds": 3.5, "rollouts": 7, "sampled_tokens": 32}
+
+
+def test_agents_of_fewer_capabilities_are_a_stage_of_their_own(tmp_path):
+    with Workdir.open(tmp_path, Config()) as workdir:
+        workdir.write_shard("base", "heldout", 0, shard(3, 4))
+        inner = workdir.within("capabilities/1", ["rollouts/base/heldout"])
+        inner.write_shard("gate", "training", 0, shard(2, 5))
+        spent = write_spent(workdir)
+        assert spent["stages"]["capabilities"] == {"seconds": 0.0, "rollouts": 2, "sampled_tokens": 10}
+        assert spent["total"]["rollouts"] == 5 and rollouts_of_steps(workdir) == 0
 
 
 def test_what_an_llm_was_paid_is_there_where_one_was_asked(tmp_path):

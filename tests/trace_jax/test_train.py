@@ -12,11 +12,11 @@ from rl.loss import LossConfig
 from rl.trajectory import Trajectory
 from tests.trace_jax import tiny
 from trace_jax import agreement, train
-from trace_jax.batches import Batch
 from trace_jax.config import Config, TrainSection
 from trace_jax.errors import InputError
-from trace_jax.evaluate import heldout_tasks
+from trace_jax.evaluate.command import heldout_tasks
 from trace_jax.runtime import TRAINING, VALIDATION, Runtime, plan
+from trace_jax.runtime.batches import Batch
 from trace_jax.train import initial_adapter, learner_config, load_adapter, loss_config, train_adapter, update
 from trace_jax.workdir import Workdir
 

@@ -23,8 +23,8 @@ import jinja2
 import jinja2.meta
 
 from trace_jax.config import data_folder
+from trace_jax.config.fields import nearest
 from trace_jax.errors import InputError
-from trace_jax.fields import nearest
 
 GENERAL = "general"
 _ALIASES = {"taubench": "tau2"}

@@ -12,7 +12,7 @@ from typing import Any
 from trace_jax.baselines import prompt_evolution
 from trace_jax.baselines.single import makes_adapter
 from trace_jax.compose import compose
-from trace_jax.evaluate import evaluate
+from trace_jax.evaluate.command import evaluate
 from trace_jax.policies import load_mixture
 from trace_jax.runtime import Runtime
 from trace_jax.spent import STEPS, spent_on, stage_of

@@ -28,12 +28,12 @@ from trace_jax.agents import ask_all, make_agent
 from trace_jax.agents.protocol import Unavailable
 from trace_jax.agents.templates import GENERAL, Templates
 from trace_jax.baselines.training import POINTS
+from trace_jax.config.sections import BASELINES
 from trace_jax.diagnose.compaction import compact
 from trace_jax.errors import InputError, Unfinished
-from trace_jax.evaluate import heldout_tasks, summarise
-from trace_jax.outcomes import success_rate
+from trace_jax.evaluate.command import heldout_tasks, summarise
+from trace_jax.evaluate.outcomes import success_rate
 from trace_jax.runtime import BASE, Runtime
-from trace_jax.sections import BASELINES
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch

@@ -11,7 +11,7 @@ from typing import Any
 
 from rl.rollout import Task
 from trace_jax.baselines.training import train_baseline
-from trace_jax.evaluate import evaluate
+from trace_jax.evaluate.command import evaluate
 from trace_jax.policies import load_mixture
 from trace_jax.runtime import TRAINING, Runtime
 from trace_jax.spent import spent_on

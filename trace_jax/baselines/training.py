@@ -12,8 +12,8 @@ from model import AdapterBank
 from rl.engines.protocol import Policy
 from rl.learner import LearnerState
 from rl.rollout import Task
-from trace_jax.evaluate import heldout_tasks, summarise
-from trace_jax.outcomes import success_rate
+from trace_jax.evaluate.command import heldout_tasks, summarise
+from trace_jax.evaluate.outcomes import success_rate
 from trace_jax.runtime import Runtime
 from trace_jax.train import Reward, make_learner, run_grpo
 from trace_jax.workdir import policy_name

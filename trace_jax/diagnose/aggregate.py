@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from trace_jax.errors import InputError
-from trace_jax.statistics import bootstrap_weights, krippendorff_alpha, percentile_interval
+from trace_jax.evaluate.statistics import bootstrap_weights, krippendorff_alpha, percentile_interval
 
 CODES = {"na": 0, "present": 1, "lacking": 2}
 ABSENT = -1  # the run did not draw the trajectory, or has no label for it

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trace_jax.diagnose.aggregate import CODES, Run
-from trace_jax.statistics import krippendorff_alpha
+from trace_jax.evaluate.statistics import krippendorff_alpha
 
 COINCIDE = 0.8  # share of common LACKING labels from which on two capabilities are shown as one
 

@@ -29,7 +29,7 @@ from trace_jax.diagnose.report import print_agreement, print_diagnosis, print_us
 from trace_jax.diagnose.rules import RULES, EvidenceAnalyst
 from trace_jax.diagnose.select import decode_candidates, decode_selection, diagnosed_policy, read_known
 from trace_jax.errors import InputError
-from trace_jax.hygiene import MINED, warn_of_test_splits, write_mined
+from trace_jax.evaluate.hygiene import MINED, warn_of_test_splits, write_mined
 from trace_jax.progress import Progress
 from trace_jax.spent import write_spent
 from trace_jax.stores import open_store

@@ -13,7 +13,7 @@ from trace_jax.diagnose.aggregate import Figures
 from trace_jax.diagnose.agreement import Agreement
 from trace_jax.diagnose.diagnosis import Diagnosis
 from trace_jax.diagnose.evidence import LACKING, PRESENT, Label
-from trace_jax.statistics import wilson
+from trace_jax.evaluate.statistics import wilson
 
 
 def print_diagnosis(d: Diagnosis, console: Console | None = None, explain: int | None = None) -> None:

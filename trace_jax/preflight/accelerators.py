@@ -15,7 +15,7 @@ import jax
 from jax.experimental import topologies
 
 from trace_jax.errors import InputError
-from trace_jax.libtpu import expect_no_tpu
+from trace_jax.preflight.libtpu import expect_no_tpu
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,14 +29,14 @@ from model.sharding import AXES, distribute
 from rl.engines.jax.blocks import BLOCK, pool_size
 from rl.engines.jax.steps import Slots, Turn, cache_lengths, decode
 from rl.learner import Learner
+from trace_jax.base_model import read_architecture
 from trace_jax.cli import Arguments
 from trace_jax.config import Config
 from trace_jax.errors import InputError
-from trace_jax.fit import fit
-from trace_jax.mesh import engine_mesh, make_mesh
-from trace_jax.params import read_architecture
 from trace_jax.preflight import accelerators, cost, report
 from trace_jax.preflight.program import DoesNotFit, Program, compile_program
+from trace_jax.runtime.fit import fit
+from trace_jax.runtime.mesh import engine_mesh, make_mesh
 from trace_jax.train import learner_config, loss_config
 
 _ADAPTERS = 4  # that the gate and the engine are compiled for

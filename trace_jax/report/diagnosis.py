@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from trace_jax.diagnose.select import KNOWN
-from trace_jax.hygiene import MINED
+from trace_jax.evaluate.hygiene import MINED
 from trace_jax.report.charts import whisker
 from trace_jax.report.reader import Reader, find_trajectories
 

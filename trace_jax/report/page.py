@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from trace_jax.hygiene import told
+from trace_jax.evaluate.hygiene import told
 from trace_jax.report import budgets, changes, costs, environments, text, training, whole_run
 from trace_jax.report import diagnosis as diagnose
 from trace_jax.report import evaluation as evaluated

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trace_jax.comparison import Comparison, compare_paired
 from trace_jax.errors import InputError
-from trace_jax.outcomes import above_floor, free_tasks
-from trace_jax.provenance import refuse_other_tasks
+from trace_jax.evaluate.comparison import Comparison, compare_paired
+from trace_jax.evaluate.outcomes import above_floor, free_tasks
+from trace_jax.evaluate.provenance import refuse_other_tasks
 from trace_jax.report.reader import Reader
 
 BASE, COMPOSED, FLOOR, BASELINE = "base", "composed", "do_nothing", "grpo_target"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trace_jax.agents.protocol import Usage
-from trace_jax.comparison import Comparison
+from trace_jax.evaluate.comparison import Comparison
 from trace_jax.report import results as found
 from trace_jax.report.results import Result
 from trace_jax.report.text import duration, percent, percent_interval, points

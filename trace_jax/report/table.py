@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from trace_jax.hygiene import told
+from trace_jax.evaluate.hygiene import told
 from trace_jax.report import results as found
 from trace_jax.report.reader import Reader
 from trace_jax.report.results import Result

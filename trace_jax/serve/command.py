@@ -22,6 +22,7 @@ from trace_jax.progress import Progress
 from trace_jax.runtime import Runtime, keep_compiled_programs
 from trace_jax.serve.app import Service
 from trace_jax.serve.decoding import Decoder
+from trace_jax.serve.listener import bind, url
 from trace_jax.workdir import Workdir
 
 ALIAS = "trace-jax"
@@ -38,7 +39,7 @@ def main(arguments: Arguments) -> None:
     if len(arguments.policy) != 1:
         raise InputError(f"--policy={','.join(arguments.policy)}: give one policy; requests choose among all of the workdir by their model")
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_bind(arguments.host, arguments.port))  # before anything is loaded
+        listener = stack.enter_context(bind(arguments.host, arguments.port))  # before anything is loaded
         keep_compiled_programs()
         workdir = arguments.workdir or stack.enter_context(_nothing_trained(arguments))
         runtime = stack.enter_context(Runtime(arguments.config, workdir, Progress({"serve": 1.0})))
@@ -46,7 +47,7 @@ def main(arguments: Arguments) -> None:
         engine = make_engine(runtime, models, arguments.context)
         decoder = Decoder(engine)
         service = Service(runtime.chat, decoder, models, runtime.local_model.config.vocab_size)
-        server = Server(service, decoder, _url(listener, arguments.host))
+        server = Server(service, decoder, url(listener, arguments.host))
         decoder.on_failure = lambda: setattr(server, "should_exit", True)
         with decoder:
             server.run(sockets=[listener])
@@ -111,26 +112,6 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame) -> None:
         self._decoder.stop()
         super().handle_exit(sig, frame)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise InputError(f"--host={host}: {error.strerror}; give an address of this machine") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()  # else another server could still take the port while this one loads
-    except OSError as error:
-        listener.close()
-        raise InputError(f"--port={port}: {error.strerror} on {host}; give another --port, or 0 for any that is free") from error
-    return listener
-
-
-def _url(listener: socket.socket, host: str) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
 @contextlib.contextmanager

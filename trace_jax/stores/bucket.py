@@ -106,9 +106,12 @@ class Bucket:
         return self._objects.stat(full) is not None or bool(self._objects.list(f"{full}/", most=1))
 
     def list(self, folder: str) -> list[str]:
+        return list(self.marks(folder))
+
+    def marks(self, folder: str) -> dict[str, str]:
         prefix = f"{self._prefix}{folder}/" if folder else self._prefix
-        names = (name.removeprefix(self._prefix) for name in self._objects.list(prefix))
-        return sorted(name for name in names if is_own(name) and not name.endswith("/"))
+        found = {name.removeprefix(self._prefix): str(stat.generation) for name, stat in self._objects.list(prefix).items()}
+        return {name: found[name] for name in sorted(found) if is_own(name) and not name.endswith("/")}
 
     def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:
         scratch = self._session.folder("made")
@@ -132,9 +135,19 @@ class Bucket:
             del fetched[found]
         for found, generation in there.items():
             if fetched.get(found) != generation:
+                self._make_way(root, found)
                 self._objects.download(found, root / found)
                 fetched[found] = generation
         return root / full
+
+    def _make_way(self, root: pathlib.Path, found: str) -> None:
+        """Removes the copy of a folder where there is a file now, and of a file where there is a folder; a bucket may hold both."""
+        folders = [found[: place.start()] for place in re.finditer("/", found)]
+        for name in [name for name in self._session.fetched if name in folders or (name != found and lies_in(name, found))]:
+            (root / name).unlink(missing_ok=True)
+            del self._session.fetched[name]
+        if (root / found).is_dir():
+            shutil.rmtree(root / found)
 
     def log(self, name: str) -> pathlib.Path:
         full = self._prefix + check_name(name)

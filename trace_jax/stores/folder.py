@@ -6,6 +6,7 @@ that the kernel drops when its owner dies.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
@@ -101,6 +102,16 @@ class Folder:
     def list(self, folder: str) -> list[str]:
         files = (path for path in (self._root / folder).rglob("*") if path.is_file() and is_own(path.name))
         return sorted(path.relative_to(self._root).as_posix() for path in files)
+
+    def marks(self, folder: str) -> dict[str, str]:
+        found = {}
+        for parent, _, files in os.walk(self._root / folder):
+            below = os.path.relpath(parent, self._root)
+            for file in filter(is_own, files):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    status = os.stat(os.path.join(parent, file))
+                    found[file if below == "." else f"{below}/{file}"] = f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
+        return dict(sorted(found.items()))
 
     def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:
         write(self._path(name))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import os
 import pathlib
 import sys
 import time
@@ -225,8 +226,19 @@ class Objects:
 
     def _bucket(self) -> storage.Bucket:
         if self._client is None:
-            self._client = storage.Client()
+            self._client = _client()
         return self._client.bucket(self._name)
+
+
+def _client() -> storage.Client:
+    """Raises InputError for what the environment says that cannot be used."""
+    emulator, key = os.environ.get("STORAGE_EMULATOR_HOST"), "GOOGLE_APPLICATION_CREDENTIALS"
+    if emulator and not emulator.startswith(("http://", "https://")):
+        raise InputError(f"STORAGE_EMULATOR_HOST={emulator}: no address with http:// or https:// before it; set it so, or unset it")
+    try:
+        return storage.Client()
+    except (IsADirectoryError, PermissionError) as error:
+        raise InputError(f"{key}={os.environ.get(key)}: {error.strerror}; give the file of a key, or unset it") from error
 
 
 # RetryError: of a part of a large file, which is then begun anew

@@ -53,6 +53,9 @@ class Store(Protocol):
     def list(self, folder: str) -> list[str]:
         """The names of all files below a folder ("" is all), sorted; empty where there is none."""
 
+    def marks(self, folder: str) -> dict[str, str]:
+        """The same names, each with a mark that changes when the file does."""
+
     def produce(self, name: str, write: Callable[[pathlib.Path], Any]) -> None:
         """Has `write(path)` write a file or folder, for libraries with formats of their own. What a folder of that name held stays where it
         is not written over."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from rl.trajectory import Trajectory
 from trace_jax.config import SynthesisSection
-from trace_jax.statistics import bootstrap_mean, clustered_wilson, wilson
+from trace_jax.evaluate.statistics import bootstrap_mean, clustered_wilson, wilson
 
 ERROR = 0.05  # of an early verdict
 _CLAIMS = 5  # success, mean reward, and three shares of seeds: each may refuse an environment

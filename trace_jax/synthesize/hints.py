@@ -18,7 +18,7 @@ import numpy as np
 from envs import Package, Pool
 from envs.probes import Action, play, spam, start_text
 from rl.trajectory import Trajectory
-from trace_jax.statistics import clustered_wilson
+from trace_jax.evaluate.statistics import clustered_wilson
 
 BAND = (0.6, 0.8)  # hinted success that the method aims at
 MOST = 0.5  # largest share of a group's rollouts that see a hint

@@ -98,7 +98,7 @@ class SGLangEngine:
         urls = list(servers.urls if isinstance(servers, Servers) else servers)
         if not urls or lanes < 1 or context < 2:
             raise EngineError(f"{len(urls)} servers, lanes = {lanes}, context = {context}: must be at least 1, 1 and 2")
-        if experts and not any(kind.sparse for kind in config.kinds()):
+        if experts and not config.count("sparse"):
             raise EngineError("experts = True: the model has none")
         for url in urls:
             parts = urllib.parse.urlsplit(url)

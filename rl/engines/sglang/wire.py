@@ -1,8 +1,8 @@
 """What goes to a server and what comes back: the body of `/generate`, and how a reply is read.
 
-Token ids and log-probs are the last `completion_tokens` entries of `output_token_logprobs`, where SGL-JAX
-repeats earlier ones and its `output_ids` are wrong. Both give log_softmax(logits / temperature) of the whole vocabulary; temperature 0 is a
-greedy choice at temperature 1 there, so that its log-probs are of softmax(logits).
+Token ids and log-probs are the last `completion_tokens` entries of `output_token_logprobs`, before which a server may repeat earlier ones.
+Log-probs are of softmax(logits / temperature) over the whole vocabulary; temperature 0 is a greedy choice at temperature 1 there, so that
+its log-probs are of softmax(logits).
 
 A reply is checked as if a stranger had written it: what is not understood is a fault, never a sample.
 """

@@ -9,7 +9,7 @@ import time
 SYSTEM = "You are an agent."
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}]
 NAMES = ["talk", "print", "raise", "crash", "hang", "stubborn", "graded", "environment", "outage", "nonsense", "slow", "pid"]
-NAMES += ["verdict", "tools", "flood"]
+NAMES += ["verdict", "tools", "flood", "secret"]
 
 
 def describe(settings):
@@ -36,6 +36,8 @@ def run_episode(settings, task_id, seed, speak):
         return {"reward": None, "error": "away"}
     if task_id == "tools":
         speak("agent", SYSTEM, [], [{"name": "add"}])
+    if task_id == "secret":
+        speak("agent", SYSTEM, [{"role": "user", "content": [os.environ.get("FAKE_KEY", "")]}], [])
     if task_id == "flood":
         speak("agent", SYSTEM, [{"role": "user", "content": "x" * (1 << 21)}], [])
     if task_id == "outage":

@@ -108,6 +108,8 @@ def test_a_crash_takes_its_episodes_along_and_the_next_gets_a_new_worker(monkeyp
         fake = target(pool)
         bystander, culprit = open_task(pool, fake, "talk"), open_task(pool, fake, "crash")
         assert isinstance(one(pool, bystander), Ask)
+        refused = one(pool, open_task(pool, fake, "secret"))
+        assert refused.kind == "reply" and "'content': ['***']" in str(refused)
         fault = one(pool, culprit)
         assert fault.kind == "crash" and "exit code 3" in str(fault) and "the last words ***" in str(fault)
         assert one(pool, bystander, "turn", SAID).kind == "crash"

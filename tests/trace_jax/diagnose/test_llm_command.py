@@ -16,8 +16,8 @@ from tests.scripted_llm import EMPTY_BODY, cut, dropped, html, refusal, scripted
 from tests.trace_jax.agents.asking import KEY, environment
 from tests.trace_jax.diagnose import scripted_analyst
 from trace_jax import cli
+from trace_jax.config.sections import ROOT
 from trace_jax.diagnose.aggregate import decode_run
-from trace_jax.sections import ROOT
 
 RESULTS = ROOT / "tests" / "data" / "tau2" / "gpt-4o_airline_excerpt.json"
 SECRETS = (KEY, "127.0.0.1", "acme-corp", "acme1", "authorization", "Bearer")

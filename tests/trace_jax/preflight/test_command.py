@@ -17,7 +17,7 @@ PROGRAM = """
 import sys
 import jax
 from trace_jax.config import load_config
-from trace_jax.mesh import make_mesh
+from trace_jax.runtime.mesh import make_mesh
 from trace_jax.preflight.command import lower_all
 from trace_jax.preflight.program import compile_program
 from model import read_config

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from google.auth.exceptions import RefreshError, TransportError
@@ -66,6 +68,17 @@ def test_a_store_holds_files_folders_and_lines(store):
             store.write(name, b"")
 
 
+def test_the_mark_of_a_file_changes_when_the_file_does(store):
+    store.write("a/file", b"one")
+    store.write("other", b"one")
+    before = store.marks("")
+    assert list(before) == store.list("") == ["a/file", "other"] and store.marks("none") == {}
+    assert store.marks("") == before and store.marks("a") == {"a/file": before["a/file"]}
+    store.write("a/file", b"two")
+    after = store.marks("")
+    assert after["other"] == before["other"] and after["a/file"] != before["a/file"]
+
+
 def test_libraries_write_and_read_files_of_this_machine(store):
     def write(path):
         (path / "deep").mkdir(parents=True, exist_ok=True)
@@ -81,6 +94,21 @@ def test_libraries_write_and_read_files_of_this_machine(store):
     folder = store.local("made/it")
     assert (folder / "config.json").read_text() == "[]" and not (folder / "deep/weights").exists()
     assert store.local("made/one").read_text() == "one" and not store.local("nothing").exists()
+
+
+def test_the_copy_of_a_folder_that_became_a_file_of_its_name_makes_way_for_it(monkeypatch):
+    store, held = open_store("gs://bucket/run"), {}  # the emulator cannot hold x after x/a
+
+    def download(name, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+    monkeypatch.setattr(store, "_objects", types.SimpleNamespace(list=lambda prefix: held, download=download))
+    for generation, names in enumerate((["x/a/b", "y"], ["x/a", "y/c/d"], ["x", "y/c"], ["x/a/b", "y"])):
+        held = {f"run/{name}": types.SimpleNamespace(generation=generation) for name in names}
+        assert [store.local(name).read_text() for name in names] == list(held)
+        assert store.local("x").is_dir() == (names[0] != "x")
+    store.close()
 
 
 def test_logs_have_their_place_when_the_store_is_closed(store):
@@ -135,6 +163,20 @@ def test_nothing_is_lost_or_doubled_when_a_fifth_of_the_requests_fails(address, 
         assert [record["step"] for record in workdir.read_jsonl("gate/metrics.jsonl")] == list(range(8))
         assert [t.id for t in workdir.read_shards("base", "train")] == [f"task-{i}" for i in range(8)]
     assert min(proxy.done.values()) > 0
+
+
+@pytest.mark.parametrize(
+    "variable, value, why",
+    [
+        ("STORAGE_EMULATOR_HOST", "localhost:4443", "no address with http:// or https://"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", ".", "Is a directory; give the file of a key"),
+    ],
+)
+def test_an_environment_that_cannot_be_used_is_bad_input(variable, value, why, monkeypatch):
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InputError, match=f"^{variable}={re.escape(value)}: {why}"):
+        Workdir.open("gs://bucket/run")
 
 
 def test_the_store_may_be_away_for_a_while(address, proxy):

@@ -19,9 +19,9 @@ from tests.trace_jax import example_run, tiny
 from tests.trace_jax.synthesize import authors
 from tests.trace_jax.synthesize.authors import answer
 from trace_jax import cli
+from trace_jax.config.sections import ROOT
 from trace_jax.diagnose.select import decode_selection
 from trace_jax.errors import Unfinished
-from trace_jax.sections import ROOT
 from trace_jax.spent import write_spent
 from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, require_finished, synthesize_all
 from trace_jax.workdir import Workdir

@@ -36,6 +36,7 @@ HELDOUT_SHARE = 0.3  # of repositories that no list names
 STOP = {"Submitted": "done", "LimitsExceeded": "max_turns", "TimeExceeded": "max_turns", "RepeatedFormatError": "invalid_action"}
 MOST_OUTPUT = 64 << 20  # bytes; what a command prints is kept in memory
 LONGEST_PATCH = 4 << 20  # characters; no fix is that long, and it goes through pipes in pieces
+_BROKEN = ("FileNotFoundError", "PermissionError", "OSError", "BlockingIOError")
 _OUTAGES = ("Cannot connect to the Docker daemon", "Error response from daemon", "error during connect")
 _cache, _lock = {}, threading.Lock()  # datasets by path; mini-swe-agent
 
@@ -152,9 +153,8 @@ def describe(settings):
         missing = [key for key in needed if not row.get(key)]
         if missing:
             why = "the schema of swebench 5 has it" if missing[0] != "repo_path" else "or choose the environment docker"
-            raise ValueError(
-                f"{settings['data']}: {name} has no {missing[0]!r}, which the environment {settings['environment']} needs; {why}"
-            )
+            place, kind = settings["data"], settings["environment"]
+            raise ValueError(f"{place}: {name} has no {missing[0]!r}, which the environment {kind} needs; {why}")
         written = json.dumps({**row, "repo_path": None}, sort_keys=True, default=str, ensure_ascii=False)
         digest = hashlib.sha256(written.encode()).hexdigest()
         tasks.append({"id": name, "split": _split(row, settings), "hash": digest, "patch": row.get("patch")})
@@ -285,14 +285,9 @@ class Model:
         new = [{key: m[key] for key in ("role", "content", "tool_call_id") if key in m} for m in new]
         self._heard = len(messages)
         said = self._speak("agent", messages[0]["content"], new, [self._mini.tool])
-        calls = [
-            {
-                "id": c["id"],
-                "type": "function",
-                "function": {"name": c["name"], "arguments": json.dumps(c["arguments"], ensure_ascii=False)},
-            }
-            for c in said.get("tool_calls") or []
-        ]
+        asked = said.get("tool_calls") or []
+        functions = [{"name": c["name"], "arguments": json.dumps(c["arguments"], ensure_ascii=False)} for c in asked]
+        calls = [{"id": c["id"], "type": "function", "function": function} for c, function in zip(asked, functions, strict=True)]
         message = {"role": "assistant", "content": said.get("content") or "", "tool_calls": calls}
         requested = [types.SimpleNamespace(id=c["id"], function=types.SimpleNamespace(**c["function"])) for c in calls]
         try:
@@ -397,10 +392,7 @@ def _watched(environment_class, framed):
             output = super().execute({**action, "command": framed(action.get("command", ""))}, cwd, timeout=timeout)
             kind, said = (output.get("extra") or {}).get("exception_type", ""), output["output"]
             # a command that is too long for the system is the agent's doing
-            if (
-                kind in ("FileNotFoundError", "PermissionError", "OSError", "BlockingIOError")
-                and "too long" not in output["exception_info"]
-            ):
+            if kind in _BROKEN and "too long" not in output["exception_info"]:
                 raise Outage(output["exception_info"])
             if output["returncode"] and said.lstrip().startswith(_OUTAGES) and not self._runs():
                 raise Outage(said.strip()[:500])

@@ -10,7 +10,7 @@ from rl.trajectory import Trajectory
 from trace_jax.benchmarks.tau2.alignment import Names, stranger
 from trace_jax.diagnose.calls import agent_calls, answers, pair
 from trace_jax.errors import InputError
-from trace_jax.task_names import some
+from trace_jax.evaluate.task_names import some
 
 _SUCCESS_TOLERANCE = 1e-6  # tau2's own: success is |reward - 1| within this
 

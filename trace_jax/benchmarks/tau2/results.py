@@ -23,7 +23,7 @@ from trace_jax.benchmarks.tau2.alignment import Names, names_of
 from trace_jax.benchmarks.tau2.grades import action_checks, communicate_check, in_their_place, reward_of
 from trace_jax.diagnose.calls import answers, read_or_write
 from trace_jax.errors import InputError
-from trace_jax.task_names import some
+from trace_jax.evaluate.task_names import some
 
 # The instructions around the policy, the same in every version of tau2; result files keep the policy only.
 _SYSTEM = """<instructions>

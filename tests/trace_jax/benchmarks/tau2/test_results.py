@@ -16,7 +16,7 @@ from rl.trajectory import StopReason
 from trace_jax.benchmarks.results import read_result_file, read_results
 from trace_jax.cli import main
 from trace_jax.errors import InputError
-from trace_jax.outcomes import pass_hat
+from trace_jax.evaluate.outcomes import pass_hat
 
 ROOT = pathlib.Path(__file__).parents[4]
 DATA = ROOT / "tests" / "data" / "tau2"
