@@ -12,7 +12,7 @@ from trace_jax.report.charts import Bar, Series, bars, lines
 from trace_jax.report.reader import Reader
 from trace_jax.report.results import Result
 
-_SIZE = (640, 280)
+_SIZE = (520, 260)
 
 
 def evaluation(results: Mapping[str, Result], styles: Mapping[str, str]) -> dict[str, Any] | None:

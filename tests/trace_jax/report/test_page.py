@@ -52,7 +52,9 @@ def test_a_page_tells_baselines_difficulty_players_and_sandbox(whole):
     assert "single:precondition_verification the best single adapter, on every token the adapter of step 3 50.0 % 45.0 to 55.0 %" in said
     assert "2,000 80,000 1,250,000" in said and "swe_rl does not apply" in said
     charts = [a["aria-label"] for tag, a in page.tags if tag == "svg"]
-    assert "Success on held-out tasks against rollouts: composed from 31 % at rollouts 0 to 66 % at 6,001; grpo_target from" in " ".join(charts)
+    assert "Success on held-out tasks against rollouts: composed from 31 % at rollouts 0 to 66 % at 6,001; grpo_target from" in " ".join(
+        charts
+    )
     assert "against capabilities: composed from 31 % at capabilities 0 to 66 % at 3; gepa from 40 %" in " ".join(charts)
     said = page.said("environments")
     assert "knob least most at first used harder records 3 6 4 3 at the most" in said  # the third was too hard
