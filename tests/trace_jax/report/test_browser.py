@@ -23,7 +23,7 @@ def addresses(tmp_path_factory):
     accessibility looks at every element."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch, Workdir.open(folder / "hostile", load_config("quickstart")) as workdir:
-        patch.setattr(budgets, "CASES", 1)
+        patch.setattr(budgets, "CASES", 2)
         add_all(workdir, PLOT, iterations=4)
         shown = [trajectory(n, tokens=40, slots=4, hostile=PLOT) for n in range(2)]
         shown[0].messages[3]["content"] = PLOT * 2000  # a megabyte
