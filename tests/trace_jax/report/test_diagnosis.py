@@ -6,7 +6,7 @@ from tests.trace_jax.example_run import add_diagnosis, add_rollouts
 from tests.trace_jax.report.pages import written
 from trace_jax.benchmarks.results import read_results
 from trace_jax.diagnose.diagnosis import diagnose
-from trace_jax.hygiene import write_mined
+from trace_jax.evaluate.hygiene import write_mined
 
 EXCERPT = pathlib.Path(__file__).parents[2] / "data/tau2/gpt-4o_airline_excerpt.json"
 

@@ -46,6 +46,32 @@ def test_every_section_of_a_whole_run_is_there(whole):
     assert "3 min 24 s" in page.said("costs")
 
 
+def test_a_page_tells_baselines_difficulty_players_and_sandbox(whole):
+    page = whole[1]
+    said = page.said("baselines")
+    assert "single:precondition_verification the best single adapter, on every token the adapter of step 3 50.0 % 45.0 to 55.0 %" in said
+    assert "2,000 80,000 1,250,000" in said and "swe_rl does not apply" in said
+    charts = [a["aria-label"] for tag, a in page.tags if tag == "svg"]
+    assert "Success on held-out tasks against rollouts: composed from 31 % at rollouts 0 to 66 % at 6,001; grpo_target from" in " ".join(
+        charts
+    )
+    assert "against capabilities: composed from 31 % at capabilities 0 to 66 % at 3; gepa from 40 %" in " ".join(charts)
+    said = page.said("environments")
+    assert "knob least most at first used harder records 3 6 4 3 at the most" in said  # the third was too hard
+    assert "oracle, who knows the solution 1.000 100.0 % repeats the prompt 0.100 0.0 %" in said
+    assert "oracle the oracle always earns everything passed reward 1 on 50 of 50 seeds" in said
+    assert "seccomp on no system calls but the few" in page.said("settings")
+    assert "landlock the kernel has none" in page.said("settings")
+    assert "differ by 4.7e−7 nats on average (bound 0.02)" in page.said("training")
+    assert "dual clip 0.0 %" in page.said("training")
+
+
+def test_without_a_comparison_the_page_says_what_makes_one(workdir):
+    assert "trace-jax compare --workdir=… sets the composed agent beside" in written(workdir).said("baselines")
+    add_evaluation(workdir, n=30)
+    assert "This baseline trains one adapter on the target's own train tasks" in written(workdir).said("baselines")
+
+
 def test_the_page_stands_alone_and_is_small(whole):
     source = whole[1].source
     assert len(source.encode()) < 5_000_000

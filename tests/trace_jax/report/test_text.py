@@ -27,4 +27,4 @@ def test_of_a_long_text_the_part_around_its_quote_is_shown():
 
 def test_durations_fit_a_tile():
     assert [text.roughly(s) for s in (3, 75, 607, 7300, 7_200_000)] == ["3 s", "1 min", "10 min", "2 h", "2,000 h"]
-    assert [text.number(x) for x in (0, 4.7e-7, 0.1234, 12, 12345.6)] == ["0", "5e−7", "0.123", "12", "12,346"]
+    assert [text.number(x) for x in (0, 4.7e-7, 0.1234, 12, 12345.6)] == ["0", "4.7e−7", "0.123", "12", "12,346"]

@@ -13,7 +13,7 @@ def test_figures_are_drawn_in_groups_by_their_names_in_words():
     assert titles == {
         "Policy": ["entropy of the next token, nats"],
         "Loss": ["tokens with a clipped ratio"],
-        "Lengths and errors": ["sampled tokens of a rollout, tokens"],
+        "Lengths and errors": ["sampled tokens of a rollout"],
     }
     assert found["table"]["heads"][:3] == ["mean reward, %", "success, %", "entropy of the next token, nats"]
     assert found["table"]["rows"][1] == (1, ["20.0", "20.0", "0.889", "1.0", "79"])
