@@ -84,8 +84,7 @@ def crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
 
 
 def reader_left() -> bool:
-    """Whether it is our own output, or what we say beside it, that nobody reads any more, as with `trace-jax ... | head`, and not a worker's
-    pipe."""
+    """Whether nobody reads our own output, or what we say beside it, any more, as with `trace-jax ... | head`; else it was a worker's pipe."""
     poll = select.poll()
     for stream in (1, 2):
         poll.register(stream, 0)

@@ -1,7 +1,7 @@
 """What changes from the base to the composed agent, task by task: those that it fixes, those that it breaks, and conversations of both.
 
-A task is solved in more than half of its trials, as in `trace_jax.evaluate.comparison`. Shown beside each other are two trials of one task, one that
-failed and one that did not; they begin alike, so what they share is shown once.
+A task is solved in more than half of its trials, as in `trace_jax.evaluate.comparison`. Shown beside each other are two trials of one task,
+one that failed and one that did not; they begin alike, so what they share is shown once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rl.trajectory import Trajectory
 from trace_jax.report import results as found
 from trace_jax.report.reader import Reader, told
 from trace_jax.report.results import Result
-from trace_jax.task_names import by_number
+from trace_jax.evaluate.task_names import by_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
