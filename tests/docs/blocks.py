@@ -18,6 +18,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 
@@ -159,9 +160,8 @@ class Session:
     @contextlib.contextmanager
     def running(self, block: Block | str, until: str, timeout: float = 300.0) -> Iterator[str]:
         """Commands that go on, such as a server, ended with the context; what they printed up to the first line that has `until`."""
-        log = self._private / "running.log"
-        with log.open("w") as output:
-            process = self._begin(block, output)
+        with tempfile.NamedTemporaryFile("w", dir=self._private, delete=False) as output:
+            process, log = self._begin(block, output), pathlib.Path(output.name)
         try:
             end = time.monotonic() + timeout
             while until not in log.read_text():

@@ -114,7 +114,7 @@ PLANS = {
     ),
     "docs/rounds.md": Plan(
         blocks=(("trace-jax run", SLOW), ("trace-jax serve", SERVE), ("trace-jax export", SLOW)),
-        words={"--config=quickstart": "--config=tiny.py --config.diagnosis.most=2", "composed\n": "composed --port=0\n"},
+        words={"--config=quickstart": "--config=tiny.py --config.diagnosis.most=3", "--policy=composed": "--policy=composed --port=0"},
     ),
     "docs/serve.md": Plan(
         blocks=(
@@ -124,7 +124,7 @@ PLANS = {
             ("trace-jax serve --workdir", SERVE),
             ("ARGS=", SLOW),
         ),
-        words={"8000": "{port}"},
+        words={"8000": "{port}", "--context=32768": "--context=1024"},  # all the positions that the tiny model has
         stubs=("tau2", "mini"),  # tests/trace_jax/serve/test_agents.py has the real ones
         run="quickstart",
     ),

@@ -1,6 +1,7 @@
 """Every command of the documents is one that there is, and every name, file and link leads somewhere."""
 
 import re
+from xml.etree import ElementTree
 
 import pytest
 
@@ -97,4 +98,10 @@ def test_commands_are_found_behind_whatever_stands_before_them():
 def test_the_readme_has_the_commands_that_others_rely_on():
     readme = (ROOT / "README.md").read_text()
     assert "pip install -e . && trace-jax run --config=quickstart --workdir=trace-run\n" in readme
-    assert (ROOT / ".ci/run").read_text().splitlines()[-1] in readme
+    assert "pip install -e '.[test]' && pytest\n" in readme
+
+
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/*.svg")), ids=lambda path: path.name)
+def test_a_picture_says_in_words_what_it_shows_and_is_legible_in_the_dark(picture):
+    names = [element.tag.rpartition("}")[2] for element in ElementTree.parse(picture).iter()]
+    assert {"title", "desc"} <= set(names) and "prefers-color-scheme: dark" in picture.read_text()
