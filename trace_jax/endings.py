@@ -84,7 +84,7 @@ def crash(error: Exception, workdir: Workdir | None, argv: list[str]) -> int:
 
 
 def reader_left() -> bool:
-    """Whether nobody reads our own output, or what we say beside it, any more, as with `trace-jax ... | head`; else it was a worker's pipe."""
+    """Whether nobody reads our output, or what we say beside it, any more, as with `trace-jax ... | head`; else a worker's pipe broke."""
     poll = select.poll()
     for stream in (1, 2):
         poll.register(stream, 0)

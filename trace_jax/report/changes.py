@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rl.trajectory import Trajectory
+from trace_jax.evaluate.task_names import by_number
 from trace_jax.report import results as found
 from trace_jax.report.reader import Reader, told
 from trace_jax.report.results import Result
-from trace_jax.evaluate.task_names import by_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
