@@ -7,7 +7,10 @@ import pathlib
 import pytest
 
 from envs import EnvironmentFault
+from envs.builtin import load_builtin
 from envs.harness import HarnessPool
+from envs.package import write_package
+from trace_jax import certify
 from trace_jax.benchmarks.live import live_targets
 from trace_jax.benchmarks.own.target import make_targets
 from trace_jax.config import BenchmarkSection, Config, RolloutSection
@@ -150,6 +153,14 @@ def test_an_outage_is_not_the_driver_s_fault(pool, config):
 def test_fields_that_do_not_fit_together(section, field):
     with pytest.raises(InputError, match=f"'{field}'"):
         Config(benchmark=section).validate()
+
+
+def test_a_certificate_compares_tools_with_the_driver_s(pool, config, tmp_path):
+    package = load_builtin("tool_calling_precision")
+    mine = write_package(tmp_path / "mine", package.meta | {"target": "greenhouse"}, package.source)
+    assert certify._target_tools(config(), mine, None)[0]["function"]["name"] == "water"
+    with pytest.raises(InputError, match="mine/package.json: target = 'greenhouse' must be 'shed', the target of --config"):
+        certify._target_tools(config(said={"name": "shed"}), mine, None)
 
 
 def test_a_config_keeps_the_settings(config):
