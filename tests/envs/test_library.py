@@ -50,7 +50,7 @@ def check_ladder(package, pool, count, rollouts, skills):
 
 
 def test_every_package_is_certified(package, pool):
-    check_certificate(package, pool, 30)
+    check_certificate(package, pool, 20)
 
 
 def test_more_skill_earns_more(package, pool):

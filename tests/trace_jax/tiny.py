@@ -67,8 +67,9 @@ def write_checkpoint(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def write_config(path: pathlib.Path, checkpoint: pathlib.Path) -> pathlib.Path:
-    """The smallest run: whatever the diagnosis finds is retained, whatever an environment is like is accepted, and 0.05 is success."""
+def write_config(path: pathlib.Path, checkpoint: pathlib.Path, most: int | None = None) -> pathlib.Path:
+    """The smallest run: what the diagnosis finds is retained, `most` of it, whatever an environment is like is accepted, and 0.05 is
+    success."""
     path.write_text(
         textwrap.dedent(f"""
         from trace_jax.config import *
@@ -79,7 +80,7 @@ def write_config(path: pathlib.Path, checkpoint: pathlib.Path) -> pathlib.Path:
                 model=ModelSection(path={str(checkpoint)!r}),
                 target=TargetSection(train_tasks=12, heldout_tasks=6),
                 rollout=RolloutSection(lanes=16, context=256, max_tokens=24, max_turns=3),
-                diagnosis=DiagnosisSection(trials=2, coverage=0.0, gap=0.0, min_runs=1, success=0.05),
+                diagnosis=DiagnosisSection(trials=2, coverage=0.0, gap=0.0, min_runs=1, success=0.05, most={most}),
                 synthesis=SynthesisSection(
                     calibration_seeds=4, calibration_rollouts=2, certify_seeds=20, mean_low=0.0, mean_high=1.0, min_std=0.0,
                     max_all_success=1.0, max_all_zero=1.0, max_constant=1.0,
