@@ -123,7 +123,7 @@ def test_what_a_driver_gets_wrong_is_one_error_before_any_weight_loads(pool, con
 def test_a_driver_that_hangs_lacks_a_function_or_never_ends(pool, config, tmp_path):
     with HarnessPool(deadline_s=3.0) as impatient:
         with pytest.raises(InputError, match="run_episode of task .* no answer within 3 s; see where it hangs, or allow"):
-            make_targets(config(playing="time.sleep(60)"), impatient)
+            make_targets(config(playing="time.sleep(4)"), impatient)
     endless = "while True: speak('agent', 'Hi', [{'role': 'user', 'content': 'and?'}], [])"
     make_targets(config(playing=endless, said={"max_turns": 3}), pool)  # is ended like any agent out of turns
     other = tmp_path / "other.py"
