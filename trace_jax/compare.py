@@ -20,6 +20,7 @@ from trace_jax.baselines.single import evaluate_single, makes_adapter
 from trace_jax.cli import Arguments
 from trace_jax.evaluate.command import compare_evaluations, evaluate, leaks_of, print_leaks
 from trace_jax.policies import load_mixture
+from trace_jax.report import write_report
 from trace_jax.report.comparison import write_charts
 from trace_jax.run import run
 from trace_jax.runtime import Runtime, open_runtime, plan
@@ -84,6 +85,7 @@ def compare(runtime: Runtime) -> tuple[dict[str, Any], dict[str, dict[str, Any]]
     }
     workdir.write_json(FILE, result)
     write_charts(workdir, result)
+    workdir.processes.agree(lambda: write_report(workdir))
     return result, environments
 
 
@@ -235,4 +237,5 @@ def main(arguments: Arguments) -> None:
     console.print(comparison_table(result))
     print_leaks(result["leak"], console)
     print(f"curves: {arguments.workdir.place('evaluation')}, comparison.json and score_against_*.svg")
+    print(f"report: {arguments.workdir.place('report.html')}")
     require_finished(arguments.workdir, environments, NEEDS_ATTENTION)

@@ -85,12 +85,14 @@ class Workdir:
 
     @classmethod
     def look(cls, path: str | os.PathLike) -> Workdir:
-        """Opens what is there, finished or not, only to be read: nothing is made or held, and its config is not asked for.
+        """Opens what is there, finished or not, only to be read: nothing is made or held, its config is not asked for, and a bucket is
+        waited for a few seconds only.
 
         Raises:
           InputError: there is nothing, or something else than a workdir.
         """
         workdir = cls(open_store(path))
+        workdir.hurry()
         if not is_remote(path) and not pathlib.Path(workdir.place()).is_dir():
             raise InputError(f"--workdir={path}: no such folder; give one that a run has written, or gs://BUCKET/PREFIX")
         if not any(map(workdir.exists, ("config.json", "rollouts", "diagnosis"))):

@@ -30,12 +30,12 @@ def conversation(number, hostile=""):
     ]
 
 
-def trajectory(number, *, tokens=0, slots=1, hostile=""):
+def trajectory(number, *, tokens=0, slots=1, layers=LAYERS, hostile=""):
     rng = np.random.default_rng(number)
     arrays = {}
     if tokens:
         mask = (np.arange(tokens) // 9) % 3 == 2
-        gate = rng.integers(0, slots, (tokens // 6 + 1, LAYERS)).repeat(6, 0)[:tokens]
+        gate = rng.integers(0, slots, (tokens // 6 + 1, layers)).repeat(6, 0)[:tokens]
         arrays = {
             "tokens": rng.integers(0, len(PIECES), tokens),
             "loss_mask": mask,
@@ -59,6 +59,27 @@ def trajectory(number, *, tokens=0, slots=1, hostile=""):
     )
 
 
+def held_out(number, won, hostile=""):
+    """A trial of the evaluation: who wins looks at the status that the tool gave, and says no."""
+    messages = conversation(number, hostile)
+    if won:
+        messages[4] = {"role": "assistant", "content": "It is pending, so it cannot be returned."}
+    check = {"passed": won, "expected": {"order": "pending"}, "actual": {"order": hostile or "returned"}, "message_index": 4}
+    checks = {"db": check} | ({"communicate:0": check | {"expected": "cannot be returned", "actual": None}} if number % 3 else {})
+    return Trajectory(
+        id=f"desk:{number}#0",
+        environment="desk",
+        task_id=f"desk:{number}",
+        split="heldout",
+        seed=number,
+        messages=messages,
+        reward=float(won),
+        success=won,
+        stop_reason="done" if number % 5 else "max_turns",
+        checks=checks,
+    )
+
+
 def add_rollouts(workdir, hostile=""):
     workdir.write_shard("base", "train", 0, [trajectory(n, hostile=hostile) for n in range(6)])
 
@@ -66,7 +87,7 @@ def add_rollouts(workdir, hostile=""):
 def add_diagnosis(workdir, hostile=""):
     rows, labels = [], []
     for n, name in enumerate([*CAPABILITIES, REJECTED]):
-        gap, kept = 0.55 - 0.13 * n, name != REJECTED
+        gap, kept, quote = 0.55 - 0.13 * n, name != REJECTED, "HAVE  returned" if n == 0 else ""
         rows.append(
             {
                 "capability": name,
@@ -91,7 +112,9 @@ def add_diagnosis(workdir, hostile=""):
         )
         for t in range(6):
             label = {"trajectory": f"desk:{t}#0", "capability": name, "value": "PRESENT" if t % 2 else "LACKING", "message_index": 4}
-            labels.append({**label, "reason": f"returns the order without having seen its status {hostile}", "passed": bool(t % 2)})
+            labels.append(
+                {**label, "reason": f"returns the order without having seen its status {hostile}", "passed": bool(t % 2), "quote": quote}
+            )
     described = {
         name: f"Does what {name.replace('_', ' ')} asks for, rather than the first thing that comes to mind." for name in CAPABILITIES
     }
@@ -132,7 +155,7 @@ def add_environments(workdir):
             "target": "desk",
             "version": "1",
             "max_turns": 10,
-            "knobs": {"records": {"default": 4}},
+            "knobs": {"records": {"default": 3 if n == 2 else 4, "min": 3, "max": 6}},
         }
         checks = [
             {"name": check, "passed": True, "detail": "reward 1 on 50 of 50 seeds"} for check in ("oracle", "say_done", "seeds_differ")
@@ -140,7 +163,8 @@ def add_environments(workdir):
         checks.append({"name": "tools", "passed": None, "detail": "not compared: no target given"})
         workdir.write_json(f"environments/{name}/package.json", {**package, "rationale": "What is learned is to look before acting."})
         workdir.write_json(
-            f"environments/{name}/certificate.json", {"passed": True, "checks": checks, "rewards": {"oracle": {"mean": 1.0}}}
+            f"environments/{name}/certificate.json",
+            {"passed": True, "checks": checks, "rewards": {"oracle": {"mean": 1.0, "success": 1.0}, "echo": {"mean": 0.1, "success": 0.0}}},
         )
         calibration = {
             "n_rollouts": 320,
@@ -162,7 +186,12 @@ def add_environments(workdir):
         }
         if n:  # as an earlier release wrote it, without these
             calibration |= {"mean_interval": [0.3, 0.45], "looks": [{"seeds": 40, "rollouts": 320, "certain": None}], "stopped": n == 1}
-            calibration |= {"spent": 320 + 448 * (n == 2), "knobs": {"records": 3 if n == 2 else 4}, "search": []}
+            calibration |= {
+                "spent": 320 + 448 * (n == 2),
+                "knobs": {"records": 3 if n == 2 else 4},
+                "search": [],
+                "harder": {"records": "max"},
+            }
         if n == 2:
             tried = {"success_interval": [0.05, 0.2], "mean_reward": 0.2, "n_rollouts": 320, "verdict": "too_hard", "note": ""}
             calibration["search"] = [tried | {"knobs": {"records": k}, "success_rate": 0.03 * (7 - k)} for k in (4, 3)]
@@ -186,6 +215,11 @@ def add_training(workdir, iterations=24):
             row |= {
                 "engine_gap": 2e-7 * noise(),
                 "clip_share": 0.0,
+                "dual_clip_share": 0.0,
+                "masked_share": 0.01 * noise(),
+                "sampled_tokens": 80 - step,
+                "tool_errors": 0.5 * noise(),
+                "truncated": 0.0,
                 "base_k3": 0.004 * step if step % 4 == 0 else None,
                 "turns": 3 + noise(),
             }
@@ -194,6 +228,8 @@ def add_training(workdir, iterations=24):
             )
         summary = {"capability": name, "iterations": iterations, "rollouts": 64 * iterations}
         workdir.write_json(f"adapters/{name}/summary.json", summary | {"before": rate(21 - 2 * n, 64), "after": rate(58 - n, 64)})
+    agreement = {"engine": "jax", "rank": 8, "bound": 0.02, "sequences": 64, "tokens": 1098, "mean": 4.7e-7, "largest": 4.5e-6}
+    workdir.write_json("agreement.json", agreement | {"adapter_effect": 0.132, "refused": 0})
 
 
 def add_gate(workdir, kept=True, hostile=""):
@@ -222,7 +258,7 @@ def add_gate(workdir, kept=True, hostile=""):
         "accuracy_weighted": 0.86,
         "entropy": 0.41,
         "turn_agreement": 0.83,
-        "share": dict(zip(slots, [0.31, 0.27, 0.24, 0.18], strict=True)),
+        "share": dict(zip(slots, [0.31, 0.27, 0.24, 0.18, *[0.0] * len(slots)], strict=False)),
     }
     workdir.write_json("gate/routing.json", routing)
     if kept:
@@ -231,7 +267,7 @@ def add_gate(workdir, kept=True, hostile=""):
         workdir.write_json("gate/pieces.json", PIECES)
 
 
-def add_evaluation(workdir, n=400):
+def add_evaluation(workdir, n=400, hostile=""):
     policies = {
         "base": 0.31,
         "do_nothing": 0.01,
@@ -251,8 +287,50 @@ def add_evaluation(workdir, n=400):
         extra = {"training_rollouts": 8640} if policy == "grpo_target" else {}
         data = {"policy": policy, "split": "heldout", "temperature": 0.7, "rollouts": n, "tasks": tasks, "overall": overall, **extra}
         workdir.write_json(f"evaluation/{policy.replace(':', '-')}.json", data)
+        if policy in ("base", "composed"):
+            kept = list(enumerate(won.values()))[:80]  # of the others the rollouts are gone
+            workdir.write_shard(policy, "heldout", 0, [held_out(9_000_000 + k, bool(w), hostile) for k, w in kept])
     curve = {"rollouts": [1440 * k for k in range(1, 7)], "rate": [0.36, 0.41, 0.47, 0.5, 0.53, 0.55]}
     workdir.write_json("evaluation/grpo_target_curve.json", curve)
+
+
+def add_comparison(workdir):
+    """What `trace-jax compare` adds."""
+    change = {"difference": 0.24, "interval": [0.18, 0.3], "p": 0.0004}
+    policies = [
+        ("base", 0.31, None, 0, 0, 0, ""),
+        ("grpo_target", 0.55, change, 5952, 241_000, 0, ""),
+        ("single:precondition_verification", 0.5, change | {"difference": 0.19}, 2176, 90_000, 0, "the adapter of step 3"),
+        ("gepa", 0.4, change | {"difference": 0.09, "interval": [-0.01, 0.19], "p": 0.08}, 2000, 80_000, 1_250_000, ""),
+        ("composed", 0.66, change | {"difference": 0.35}, 6001, 250_000, 0, ""),
+    ]
+    keys = ("policy", "rate", "to_base", "rollouts", "sampled_tokens", "agent_tokens", "note")
+    rows = [dict(zip(keys, row, strict=True)) | {"interval": [row[1] - 0.05, row[1] + 0.05], "n": 400} for row in policies]
+    points = {
+        name: [
+            {"capabilities": CAPABILITIES[:k], "rate": r, "interval": [r - 0.05, r + 0.05], "rollouts": 2000 * k}
+            for k, r in enumerate(rates)
+        ]
+        for name, rates in {"composed": [0.31, 0.45, 0.58, 0.66], "gepa": [0.4, 0.41, 0.42, 0.42]}.items()
+    }
+    result = {
+        "target": "desk",
+        "budget": 6001,
+        "policies": rows,
+        "left_out": {"swe_rl": "does not apply: desk and its capability environments have no patches to compare"},
+        "leak": [],
+        "against_rollouts": {
+            "grpo_target": {"rollouts": [0, 1440, 2880, 5952], "rate": [0.31, 0.41, 0.5, 0.55]},
+            "composed": {"rollouts": [0, 2000, 4000, 6001], "rate": [0.31, 0.45, 0.58, 0.66]},
+        },
+        "against_capabilities": points,
+    }
+    workdir.write_json("evaluation/comparison.json", result)
+
+
+def add_sandbox(workdir):
+    layers = ["namespaces", "uid", "limits", "no_new_privs", "seccomp"]
+    workdir.write_json("sandbox.json", {"mode": "best_effort", "layers": layers, "missing": {"landlock": "the kernel has none"}})
 
 
 def add_costs(workdir):
@@ -260,14 +338,20 @@ def add_costs(workdir):
     stages = {name: {"seconds": s, "rollouts": int(15 * s), "sampled_tokens": int(600 * s)} for name, s in seconds.items()}
     total = {key: sum(stage[key] for stage in stages.values()) for key in ("seconds", "rollouts", "sampled_tokens")}
     agents = {"requests": 1640, "input_tokens": 12_300_000, "output_tokens": 410_000, "cost": 4.1, "estimated": 0}
-    workdir.write_json("spent.json", {"stages": stages, "total": total, "agents": agents})
+    devices = [
+        {"platform": "tpu", "kind": "TPU v5 lite", "count": 16, "seconds": 3600.0},
+        {"platform": "cpu", "kind": "cpu", "count": 1, "seconds": 60.0},
+    ]
+    workdir.write_json("spent.json", {"stages": stages, "total": total, "devices": devices, "agents": agents})
 
 
-def add_all(workdir, hostile=""):
+def add_all(workdir, hostile="", iterations=24):
     add_rollouts(workdir, hostile)
     add_diagnosis(workdir, hostile)
     add_environments(workdir)
-    add_training(workdir)
+    add_training(workdir, iterations)
     add_gate(workdir, hostile=hostile)
-    add_evaluation(workdir)
+    add_evaluation(workdir, hostile=hostile)
+    add_comparison(workdir)
+    add_sandbox(workdir)
     add_costs(workdir)

@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 import pytest
 
@@ -52,6 +53,18 @@ def test_rollouts_count_once_and_seconds_add_up_over_processes(tmp_path):
         assert spent["stages"]["rollouts"] == {"seconds": 0.0, "rollouts": 3, "sampled_tokens": 12}
         assert spent["stages"]["train"] == {"seconds": 3.5, "rollouts": 4, "sampled_tokens": 20}
         assert spent["total"] == {"seconds": 3.5, "rollouts": 7, "sampled_tokens": 32}
+
+
+def test_devices_are_noted_with_the_time_that_they_were_held(tmp_path):
+    with Workdir.open(tmp_path, Config()) as workdir:
+        for stage in ("train", "compose"):
+            add_seconds(workdir, stage, 2.0)
+        elsewhere = {"platform": "tpu", "kind": "TPU v5 lite", "count": 16}
+        workdir.append_jsonl("seconds.jsonl", {"stage": "train", "seconds": 3.0, "devices": elsewhere})
+        workdir.append_jsonl("seconds.jsonl", {"stage": "train", "seconds": 1.0})  # a run of old
+        here, there = write_spent(workdir)["devices"]
+        assert here == {"platform": "cpu", "kind": "cpu", "count": len(jax.devices()), "seconds": 4.0}
+        assert there == elsewhere | {"seconds": 3.0}
 
 
 def test_agents_of_fewer_capabilities_are_a_stage_of_their_own(tmp_path):

@@ -9,59 +9,82 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl.trajectory import Trajectory
 from trace_jax.evaluate.task_names import by_number
+from trace_jax.report import budgets
 from trace_jax.report import results as found
-from trace_jax.report.reader import Reader, told
+from trace_jax.report.reader import Reader, find_trajectories
 from trace_jax.report.results import Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is kept of every held-out trial: conversations may hold megabytes, and few are shown."""
+
+    id: str
+    trial: int
+    success: bool
+    messages: int
+    failing: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A task that one agent solves and the other does not.
+    """A task that one agent solves and the other does not, by a trial of each.
 
     Attributes:
-      base, composed: a trial of each.
-      shared: how many messages they have in common before they part.
       failing: kinds of the checks that fail for the agent that fails; how it ended where none does.
     """
 
     task: str
-    base: Trajectory
-    composed: Trajectory
-    shared: int
+    base: Trial
+    composed: Trial
     failing: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A case with its conversations, which have the first `shared` messages in common."""
+
+    case: Case
+    base: Trajectory
+    composed: Trajectory
+    shared: int
+
+
 def changes(read: Reader, results: Mapping[str, Result]) -> dict[str, Any] | None:
-    """Fixed and broken tasks, with the cases of each in the order in which they are to be shown; None before both agents are evaluated.
+    """Fixed and broken tasks; None before both agents are evaluated.
 
     Returns:
-      fixed, broken: {tasks, cases}; `cases` lacks the tasks whose rollouts are not in the workdir.
-      checks: kind of check to (in how many fixed tasks the base fails it, in how many broken ones the composed agent does).
+      fixed, broken: {tasks, cases, pairs}; `cases` lacks the tasks whose rollouts are not in the workdir, `pairs` are the first of them.
+      checks: (kind of check, in how many fixed tasks the base fails it, in how many broken ones the composed agent does).
     """
     composed = results.get(found.COMPOSED)
     if composed is None or composed.to_base is None:
         return None
     fixed, broken = (sorted(tasks, key=by_number) for tasks in (composed.to_base.fixed, composed.to_base.broken))
     trials = {policy: _trials(read, policy, {*fixed, *broken}) for policy in (found.BASE, found.COMPOSED)}
-    cases = {"fixed": _cases(fixed, trials, found.BASE), "broken": _cases(broken, trials, found.COMPOSED)}
+    cases = {"fixed": spread(_cases(fixed, trials, found.BASE)), "broken": spread(_cases(broken, trials, found.COMPOSED))}
     kinds = {name: Counter(kind for case in of for kind in case.failing) for name, of in cases.items()}
     order = sorted(kinds["fixed"] | kinds["broken"], key=lambda kind: (-kinds["fixed"][kind] - kinds["broken"][kind], kind))
-    return {
-        "fixed": {"tasks": fixed, "cases": spread(cases["fixed"])},
-        "broken": {"tasks": broken, "cases": spread(cases["broken"])},
-        "checks": [(kind, kinds["fixed"][kind], kinds["broken"][kind]) for kind in order],
+    shown = {name: of[: budgets.CASES] for name, of in cases.items()}
+    told = {
+        policy: find_trajectories(read, f"rollouts/{policy}/heldout", [getattr(case, policy).id for of in shown.values() for case in of])
+        for policy in (found.BASE, found.COMPOSED)
     }
+    return {
+        name: {"tasks": tasks, "cases": cases[name], "pairs": [_pair(case, told) for case in shown[name]]}
+        for name, tasks in (("fixed", fixed), ("broken", broken))
+    } | {"checks": [(kind, kinds["fixed"][kind], kinds["broken"][kind]) for kind in order]}
 
 
 def spread(cases: Iterable[Case]) -> list[Case]:
     """Cases in turn of every combination of failing checks, the most frequent first; of each the shortest conversations first."""
     groups: dict[tuple[str, ...], list[Case]] = defaultdict(list)
-    for case in sorted(cases, key=lambda case: (len(case.base.messages) + len(case.composed.messages), by_number(case.task))):
+    for case in sorted(cases, key=lambda case: (case.base.messages + case.composed.messages, by_number(case.task))):
         groups[case.failing].append(case)
     turns = itertools.zip_longest(*sorted(groups.values(), key=lambda group: (-len(group), group[0].failing)))
     return [case for turn in turns for case in turn if case is not None]
@@ -78,31 +101,32 @@ def failing(trajectory: Trajectory) -> tuple[str, ...]:
     return tuple(sorted(kinds)) or (f"ended with {trajectory.stop_reason.value.replace('_', ' ')}",)
 
 
-def _trials(read: Reader, policy: str, tasks: set[str]) -> dict[str, list[Trajectory]]:
-    """The scored held-out trials of a policy on some tasks, without their tokens."""
-    trials: dict[str, list[Trajectory]] = defaultdict(list)
+def _trials(read: Reader, policy: str, tasks: set[str]) -> dict[str, list[Trial]]:
+    """The scored held-out trials of a policy on some tasks."""
+    trials: dict[str, list[Trial]] = defaultdict(list)
     for name in read.list(f"rollouts/{policy}/heldout"):
         if tasks and name.endswith(".jsonl.zst"):
             for t in read.shard(name):
                 if t.task_id in tasks and t.error is None:
-                    trials[t.task_id].append(told(t))
+                    one = Trial(id=t.id, trial=t.trial, success=t.success, messages=len(t.messages), failing=failing(t))
+                    trials[t.task_id].append(one)
     return trials
 
 
-def _cases(tasks: Sequence[str], trials: Mapping[str, Mapping[str, list[Trajectory]]], loser: str) -> list[Case]:
+def _cases(tasks: Sequence[str], trials: Mapping[str, Mapping[str, list[Trial]]], loser: str) -> Iterator[Case]:
     """One of each task where the loser has a failed trial and the other a successful one; of the same number where there is such a pair."""
     winner = found.BASE if loser == found.COMPOSED else found.COMPOSED
-    cases = []
     for task in tasks:
         lost = [t for t in trials[loser].get(task, []) if not t.success]
         won = [t for t in trials[winner].get(task, []) if t.success]
-        pairs = sorted(itertools.product(lost, won), key=lambda pair: (pair[0].trial != pair[1].trial, pair[0].trial, pair[1].trial))
-        if pairs:
-            by_policy = dict(zip((loser, winner), pairs[0], strict=True))
-            base, composed = by_policy[found.BASE], by_policy[found.COMPOSED]
-            shared = common_beginning(base.messages, composed.messages)
-            cases.append(Case(task=task, base=base, composed=composed, shared=shared, failing=failing(by_policy[loser])))
-    return cases
+        pairs = itertools.product(lost, won)
+        if pair := min(pairs, key=lambda pair: (pair[0].trial != pair[1].trial, pair[0].trial, pair[1].trial), default=None):
+            yield Case(task=task, failing=pair[0].failing, **dict(zip((loser, winner), pair, strict=True)))
+
+
+def _pair(case: Case, told: Mapping[str, Mapping[str, Trajectory]]) -> Pair:
+    base, composed = told[found.BASE][case.base.id], told[found.COMPOSED][case.composed.id]
+    return Pair(case=case, base=base, composed=composed, shared=common_beginning(base.messages, composed.messages))
 
 
 def _content(message: Mapping[str, Any]) -> tuple[Any, ...]:

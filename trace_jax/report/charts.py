@@ -44,7 +44,7 @@ class Series:
 
 def bars(rows: Sequence[Bar], title: str, line: Bar | None = None) -> Markup:
     """Horizontal bars with whiskers, and a vertical line for what they are to be seen against."""
-    left, right, top, step, width = 250, 58, 24, 27, 760
+    left, right, top, step, width = 246, 58, 24, 27, 640
     end = min(1.0, math.ceil(10 * max([row.interval[1] if row.interval else row.value for row in rows], default=0.1) + 1e-9) / 10)
     bottom = top + step * len(rows)
 
@@ -92,7 +92,7 @@ def lines(
     """
     width, height = size
     places = _legend([one.name for one in series], width) if len(series) > 1 else []
-    left, right, top, bottom = 44, 12, 10 + (places[-1][1] + 6 if places else 0), height - 34
+    left, right, top, bottom = 44, 20, 10 + (places[-1][1] + 6 if places else 0), height - 34
     series = [_thinned(one) for one in series]
     ys = [y for one in series for y in one.y if y is not None] + [level.value for level in levels]
     xs = [x for one in series for x in one.x] or [0.0]
@@ -157,7 +157,7 @@ def stacks(rows: Mapping[str, Sequence[tuple[str, float, str]]], title: str, *, 
       left: room for the names of the rows.
       step: from row to row; by default narrower for many.
     """
-    step, width = step or (20 if len(rows) <= 12 else 12), 760
+    step, width = step or (20 if len(rows) <= 12 else 12), 640
     parts, said = [], []
     for n, (label, pieces) in enumerate(rows.items()):
         x, y = float(left), n * step

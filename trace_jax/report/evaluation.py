@@ -12,7 +12,7 @@ from trace_jax.report.charts import Bar, Series, bars, lines
 from trace_jax.report.reader import Reader
 from trace_jax.report.results import Result
 
-_SIZE = (760, 300)
+_SIZE = (520, 260)
 
 
 def evaluation(results: Mapping[str, Result], styles: Mapping[str, str]) -> dict[str, Any] | None:
@@ -46,7 +46,7 @@ def baselines(read: Reader, results: Mapping[str, Result], styles: Mapping[str, 
     base = next((Bar(label="base", value=row["rate"], style="s0") for row in rows if row["policy"] == found.BASE), None)
     return {
         "compared": compared | {"policies": rows},
-        "curve": _score(curves, "rollouts", "rollouts that it took to make the policy", styles, base),
+        "curve": _score(curves, "rollouts", "rollouts", styles, base),
         "capabilities": _score(by_count, "capabilities", "capabilities", styles, None) if by_count else None,
         "points": [
             (name, len(point["capabilities"]), point) for name, points in compared["against_capabilities"].items() for point in points

@@ -17,7 +17,7 @@ from trace_jax.report.reader import Reader
 from trace_jax.report.training import curves
 
 _OPEN, _CLOSE = "<think>", "</think>"
-READ, TURN, SAID, TOOL = "read or written", "place", "what it wrote", "turns that call"
+READ, TURN, SAID, TOOL = "of all tokens", "of what it wrote, by place", "of what it wrote, by kind", "of its calls, by tool"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def usage(trajectories: Sequence[Trajectory], pieces: Sequence[str] | None, slot
         "rows": rows,
         "trajectories": len(routed),
         "tools_left_out": max(0, len(tools) - budgets.TOOLS),
-        "chart": stacks(named, "Share of the slots by kind of turn and by tool", left=230, step=20),
+        "chart": stacks(named, "Share of the slots by kind of turn and by tool", left=130, step=20),
     }
 
 

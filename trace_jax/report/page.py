@@ -80,7 +80,7 @@ def render(read: Reader) -> str:
         best=found.best_adapter(results),
         leaks=[told(leak) for leak in found.leaks(results)],
         free=found.free(results),
-        sentences=[said.replace(" %", "\u00a0%") for said in sentences(results, target, diagnosis, routing, spent)],
+        sentences=sentences(results, target, diagnosis, routing, spent),
         evaluation=evaluated.evaluation(results, styles),
         baselines=evaluated.baselines(read, results, styles),
         missing_policies=[p for p in whole_run.evaluated_policies(stored) if results and p != "adapters" and p not in results],
@@ -108,8 +108,8 @@ def _pieces(
     write = template_environment().get_template("parts/pieces.html").module
 
     def cases(kind: str) -> dict[str, Any]:
-        shown = changed[kind]["cases"][: budgets.CASES] if changed else []
-        return _fitting((write.case(case, n == 0) for n, case in enumerate(shown)), budgets.CHANGES)
+        pairs = changed[kind]["pairs"] if changed else []
+        return _fitting((write.pair(pair, n == 0) for n, pair in enumerate(pairs)), budgets.CHANGES)
 
     rows = [row for row in (diagnosis["rows"] if diagnosis else []) if row.examples or row.description]
     views = examples["views"] if examples else []

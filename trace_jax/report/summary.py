@@ -35,8 +35,8 @@ def sentences(
         against = f": {_compared(composed.to_base, 'the base')}" if composed.to_base else ""
         said.append(f"The composed agent succeeds in {_rate(composed)}{against}.")
         if change := composed.to_base:
-            fixed, broken = f"{len(change.fixed):,}", f"{len(change.broken):,}"
-            said.append(f"It solves {fixed} tasks that the base agent fails, and fails {broken} that the base agent solves.")
+            fixed = f"{len(change.fixed):,} {'task' if len(change.fixed) == 1 else 'tasks'}"
+            said.append(f"It solves {fixed} that the base agent fails, and fails {len(change.broken):,} that the base agent solves.")
     if best:
         against = found.difference(composed, best) if composed else None
         ours = f"; the composed agent is {_compared(against, 'it')}" if against else ""
@@ -91,7 +91,7 @@ def _gate(routing: Mapping[str, Any]) -> str:
 
 
 def _rate(result: Result) -> str:
-    return f"{percent(result.rate)} (95 % interval {percent_interval(result.interval)})"
+    return f"{percent(result.rate)} (95\u00a0% interval {percent_interval(result.interval)})"
 
 
 def _rate_of(figures: Mapping[str, Any]) -> str:

@@ -55,11 +55,11 @@ def as_text(value: Any) -> str:
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
 def percent_interval(interval: Sequence[float] | None) -> str:
-    return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+    return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}\u00a0%"
 
 
 def points(value: float) -> str:
@@ -79,7 +79,7 @@ def number(value: float) -> str:
     """Three digits of a number, more of a large one."""
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}").replace("-", "−")
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
 
 
 def roughly(seconds: float) -> str:

@@ -56,10 +56,10 @@ FIGURES: dict[str, dict[str, Figure]] = {
         "skipped": Figure("updates skipped"),
     },
     "Lengths and errors": {
-        "sampled_tokens": Figure("sampled tokens of a rollout", "tokens"),
-        "action_tokens": Figure("sampled tokens of an update", "tokens"),
-        "turns": Figure("turns of a rollout", "turns"),
-        "tool_errors": Figure("tool errors of a rollout", "errors"),
+        "sampled_tokens": Figure("sampled tokens of a rollout"),
+        "action_tokens": Figure("sampled tokens of an update"),
+        "turns": Figure("turns of a rollout"),
+        "tool_errors": Figure("tool errors of a rollout"),
         "invalid_action": Figure("rollouts that ended with an invalid action", "%"),
         "truncated": Figure("rollouts that were cut short", "%"),
     },
@@ -67,7 +67,7 @@ FIGURES: dict[str, dict[str, Figure]] = {
         "engine_gap": Figure("difference of log-probabilities, engine to learner", "nats"),
         "policy_lag": Figure("lag of the sampled tokens behind the learner", "updates"),
         "fill": Figure("batch filled with tokens", "%"),
-        "compiles": Figure("programs compiled so far", "programs"),
+        "compiles": Figure("programs compiled so far"),
     },
     "Time of an iteration": {
         "seconds/rollout": Figure("waiting for rollouts", "s"),

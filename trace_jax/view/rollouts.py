@@ -68,8 +68,6 @@ class Rollouts:
         self._behind: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # a daemon: Ctrl-C does not wait for a large file
         threading.Thread(target=lambda: all(job() is None for job in iter(self._behind.get, None)), name="behind", daemon=True).start()
-        if workdir:
-            workdir.hurry()  # so that a bucket that does not answer is told on the page
         if results:
             self._later(self.place, self._results.read)
 
@@ -266,7 +264,8 @@ class Rollouts:
                 self._notices[name] = told
 
     def _listing(self) -> Listing:
-        rows = [row for folder in sorted(self._folders) for shard in self._folders[folder] for row in self._rows.get(shard, ())]
+        folders = sorted(self._folders, key=lambda folder: (not folder.startswith("rollouts/"), folder))  # its own before those within it
+        rows = [row for folder in folders for shard in self._folders[folder] for row in self._rows.get(shard, ())]
         rows = [self._with_labels(row) for row in (*rows, *self._results.rows)]
         notices = [self._notices[name] for name in sorted(self._notices)]
         return Listing(self.place, rows, notices, len(self._waiting), looked=self._workdir is None or self._looked > 0)

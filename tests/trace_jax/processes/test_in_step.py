@@ -84,7 +84,7 @@ import errno, json, sys
 import jax, numpy as np
 from envs.base import EnvironmentFault, SandboxError
 from model import CausalLM
-from model.parameters import place
+from model.parameters import lay_out
 from trace_jax.config import MeshSection, load_config
 from trace_jax.errors import InputError
 from trace_jax.runtime.mesh import local_copy, make_mesh
@@ -134,7 +134,7 @@ mesh = make_mesh(MeshSection(), jax.devices())
 found["mesh"] = dict(mesh.shape)
 net = tiny.model()
 def on(mesh):
-    return CausalLM(net.config, mesh=mesh, parameters=place(net.parameters(), net.config, mesh))
+    return CausalLM(net.config, mesh=mesh, parameters=lay_out(net.parameters(), net.config, mesh))
 whole = on(mesh)
 copy = local_copy(whole)
 pointers = [x.addressable_shards[0].data.unsafe_buffer_pointer() for x in whole.parameters().values()]
@@ -187,7 +187,8 @@ def test_each_writes_its_part_of_a_shard_and_all_read_the_whole(told):
     _, folder, (found, _) = told
     assert found["shards"] == [0, 1] and found["read"] == [f"task-{i}" for i in (0, 1, 2, 3, 9)]
     names = sorted(os.listdir(folder / "rollouts" / "base" / "train"))
-    assert names == [f"{shard:05d}-{part}of2.jsonl.zst" for shard in (0, 1) for part in (0, 1)] + ["manifest.json"]
+    parts = [f"{shard:05d}-{part}of2" for shard in (0, 1) for part in (0, 1)]
+    assert names == [f"{part}.{kind}" for part in parts for kind in ("index.json", "jsonl.zst")] + ["manifest.json"]
 
 
 def test_the_engine_of_a_process_takes_the_learners_weights_where_it_holds_them_all(told):
