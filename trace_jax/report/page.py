@@ -56,7 +56,8 @@ def render(read: Reader) -> str:
     """
     stored = read.json("config.json") or {}
     config = stored.get("config", {})
-    target = config.get("benchmark", {}).get("name") or config.get("target", {}).get("package", "the target")
+    benchmark = config.get("benchmark", {}).get("name")
+    target = {"own": "your own benchmark"}.get(benchmark, benchmark) or config.get("target", {}).get("package", "the target")
     results, styles = found.load_results(read), whole_run.capability_styles(read)
     diagnosis, gate, spent = diagnose.diagnosis(read, styles), routed.gate(read, styles), read.json("spent.json")
     routing = gate and gate["routing"]

@@ -77,6 +77,15 @@ def test_a_file_beside_one_that_was_regraded(tmp_path, capsys):
     assert any(line.startswith(f"other to {EXCERPT.stem}: ") for line in said)
 
 
+def test_a_run_is_not_compared_with_its_copy_or_a_part_of_it(tmp_path):
+    data = json.loads(EXCERPT.read_text())
+    copy = tmp_path / "copy.json"
+    for kept in (len(data["simulations"]), 2):
+        copy.write_text(json.dumps(data | {"simulations": data["simulations"][:kept]}))
+        with pytest.raises(InputError, match=f"all conversations of copy are also in {EXCERPT.stem}; give the files of different runs"):
+            print_results([str(EXCERPT), str(copy)], Console(), intersect=True)
+
+
 @needs_shared
 def test_fine_tuning_fixed_six_tasks_and_broke_three(capsys):
     files = [str(RESULTS / f"{name}_airline_test20_1trial.json") for name in ("gpt-4.1", "gpt-4.1-sft")]

@@ -1,13 +1,15 @@
 """A driver of the user's own as a target, and everything that it can get wrong."""
 
-import dataclasses
 import json
 import pathlib
 
 import pytest
 
 from envs import EnvironmentFault
+from envs.builtin import load_builtin
 from envs.harness import HarnessPool
+from envs.package import write_package
+from trace_jax import certify
 from trace_jax.benchmarks.live import live_targets
 from trace_jax.benchmarks.own.target import make_targets
 from trace_jax.config import BenchmarkSection, Config, RolloutSection
@@ -39,7 +41,7 @@ def run_episode(settings, task_id, seed, speak):
 
 @pytest.fixture(scope="module")
 def pool():
-    with HarnessPool(deadline_s=10.0) as pool:
+    with HarnessPool(deadline_s=30.0) as pool:
         yield pool
 
 
@@ -118,19 +120,20 @@ def test_what_a_driver_gets_wrong_is_one_error_before_any_weight_loads(pool, con
         live_targets(config(**settings), pool)
 
 
-def test_a_driver_that_hangs_lacks_a_function_or_never_ends(config, tmp_path):
-    with HarnessPool(deadline_s=0.7) as pool:
-        with pytest.raises(InputError, match="run_episode of task .* no answer within 0.7 s; see where it hangs, or allow"):
-            make_targets(config(playing="time.sleep(60)"), pool)
-        endless = "while True: speak('agent', 'Hi', [{'role': 'user', 'content': 'and?'}], [])"
-        make_targets(config(playing=endless, said={"max_turns": 3}), pool)  # is ended like any agent out of turns
-    with HarnessPool(deadline_s=10.0) as pool:
-        (tmp_path / "driver.py").write_text("def describe(settings):\n    return {}\n")
-        with pytest.raises(InputError, match="driver.py: describe: AttributeError: the driver has no function run_episode; define it"):
-            make_targets(config(), pool)
-        missing = dataclasses.replace(config().benchmark, driver="no/driver.py")
-        with pytest.raises(InputError, match="config field 'benchmark.driver': .*no/driver.py: no such file"):
-            make_targets(Config(benchmark=missing), pool)
+def test_a_driver_that_hangs_lacks_a_function_or_never_ends(pool, config, tmp_path):
+    with HarnessPool(deadline_s=3.0) as impatient:
+        with pytest.raises(InputError, match="run_episode of task .* no answer within 3 s; see where it hangs, or allow"):
+            make_targets(config(playing="time.sleep(4)"), impatient)
+    endless = "while True: speak('agent', 'Hi', [{'role': 'user', 'content': 'and?'}], [])"
+    make_targets(config(playing=endless, said={"max_turns": 3}), pool)  # is ended like any agent out of turns
+    other = tmp_path / "other.py"
+    other.write_text("def describe(settings):\n    return {}\n")
+    for driver, said in (
+        (str(other), "other.py: describe: AttributeError: the driver has no function run_episode; define it"),
+        ("no/driver.py", "config field 'benchmark.driver': .*no/driver.py: no such file"),
+    ):
+        with pytest.raises(InputError, match=said):
+            make_targets(Config(benchmark=BenchmarkSection(name="own", driver=driver)), pool)
 
 
 def test_an_outage_is_not_the_driver_s_fault(pool, config):
@@ -150,6 +153,14 @@ def test_an_outage_is_not_the_driver_s_fault(pool, config):
 def test_fields_that_do_not_fit_together(section, field):
     with pytest.raises(InputError, match=f"'{field}'"):
         Config(benchmark=section).validate()
+
+
+def test_a_certificate_compares_tools_with_the_driver_s(pool, config, tmp_path):
+    package = load_builtin("tool_calling_precision")
+    mine = write_package(tmp_path / "mine", package.meta | {"target": "greenhouse"}, package.source)
+    assert certify._target_tools(config(), mine, None)[0]["function"]["name"] == "water"
+    with pytest.raises(InputError, match="mine/package.json: target = 'greenhouse' must be 'shed', the target of --config"):
+        certify._target_tools(config(said={"name": "shed"}), mine, None)
 
 
 def test_a_config_keeps_the_settings(config):
