@@ -37,6 +37,7 @@ _THREADS = 8  # of a look; the client of a bucket keeps ten connections
 _FRESH, _FRESH_REMOTE = 0.5, 5.0  # seconds for which what was found holds
 _MANIFEST = re.compile(r"(?:.+/)?rollouts/[^/]+/[^/]+/manifest\.json")
 _EVIDENCE, _EXAMPLES = "diagnosis/evidence.jsonl", "gate/examples.jsonl.zst"
+_TARGET = ("heldout", "train")  # splits of the target; all others are seeds of capability environments
 
 
 class Rollouts:
@@ -264,7 +265,7 @@ class Rollouts:
                 self._notices[name] = told
 
     def _listing(self) -> Listing:
-        folders = sorted(self._folders, key=lambda folder: (not folder.startswith("rollouts/"), folder))  # its own before those within it
+        folders = sorted(self._folders, key=_place)
         rows = [row for folder in folders for shard in self._folders[folder] for row in self._rows.get(shard, ())]
         rows = [self._with_labels(row) for row in (*rows, *self._results.rows)]
         notices = [self._notices[name] for name in sorted(self._notices)]
@@ -322,6 +323,12 @@ def _stem(shard: Shard) -> str:
 
 def _number(row: Row) -> int:
     return int(row.key.rpartition("/")[2])
+
+
+def _place(folder: str) -> tuple[bool, int, str]:
+    """Where the list begins: the run's own rollouts before those of workdirs within it, the target's tasks before seeds of environments."""
+    split = folder.rpartition("/")[2]
+    return not folder.startswith("rollouts/"), _TARGET.index(split) if split in _TARGET else len(_TARGET), folder
 
 
 def _join(where: str, name: str) -> str:
