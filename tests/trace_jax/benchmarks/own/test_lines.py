@@ -78,6 +78,14 @@ def check(**changes: object) -> dict:
         (LINE | {"messages": [{"role": "agent"}]}, r"field 'messages\[0\]': must be .*the role one of system, user"),
         (LINE | {"messages": [{"role": "user", "content": [{}]}]}, r"'messages\[0\]': content is of type list, .*; join its parts"),
         (LINE | {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "arguments an object; of an OpenAI message take"),
+        (
+            LINE | {"messages": [{"role": "tool", "content": "", "tool_call_id": 1}]},
+            r"'messages\[0\]': tool_call_id is of type int, it must be",
+        ),
+        (
+            LINE | {"messages": [{"role": "assistant", "tool_calls": [{"id": [1], "name": "water", "arguments": {}}]}]},
+            r"'messages\[0\]': tool_calls: id is of type list, it must be a text",
+        ),
         (LINE | {"checks": []}, "field 'checks': list must be an object"),
         (check(passed=1), r"field 'checks\['action:0'\]': must be"),
         (check(expcted=1), "unknown field 'expcted'; the fields are passed, expected"),
