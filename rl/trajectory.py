@@ -37,6 +37,11 @@ _TOKEN_ARRAYS = {"tokens": np.int32, "loss_mask": np.int8, "logprobs": np.float3
 _LAYER_ARRAYS = {"slots": (np.int8, ("layers",)), "experts": (np.int16, ("sparse layers", "k"))}
 
 
+_TEXTS = ("id", "environment", "task_id", "split", "group", "stop_reason")
+_OBJECTS = ("policy", "checks", "metrics")
+_OBJECTS_OR_NULL = ("hint", "record", "error")
+
+
 class TrajectoryError(ValueError):
     """A record that is not a trajectory; the message names the trajectory and the field."""
 
@@ -148,7 +153,39 @@ class Trajectory:
         missing = sorted({"id", "environment", "task_id"} - set(data))
         if missing:
             raise TrajectoryError(f"trajectory {data.get('id')!r}: missing field {missing[0]!r}")
-        return cls(**data)
+        _check_types(data)
+        try:
+            return cls(**data)
+        except TrajectoryError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:  # of NumPy, which says nothing of the field
+            raise TrajectoryError(f"trajectory {data['id']!r}: an array of tokens is not of numbers of its kind ({error})") from error
+
+
+def _check_types(data: dict[str, Any]) -> None:
+    """Raises TrajectoryError at the first field of another type, so that readers may rely on what a trajectory is."""
+
+    def need(field: str, met: bool, kind: str) -> None:
+        if not met:
+            raise TrajectoryError(f"trajectory {data['id']!r}, field {field!r}: must be {kind}")
+
+    for field in data.keys() & {*_TEXTS}:
+        need(field, isinstance(data[field], str), "a text")
+    for field in data.keys() & {*_OBJECTS}:
+        need(field, isinstance(data[field], dict), "an object")
+    for field in data.keys() & {*_OBJECTS_OR_NULL}:
+        need(field, isinstance(data[field], dict | None), "an object or null")
+    need("reward", isinstance(data.get("reward"), int | float | None), "a number or null")
+    need("trial", isinstance(data.get("trial", 0), int), "a whole number")
+    need("messages", isinstance(messages := data.get("messages", []), list), "a list")
+    for message in messages:
+        need("messages", isinstance(message, dict), "objects")
+        calls = message.get("tool_calls") or []
+        need("messages", isinstance(calls, list) and all(isinstance(call, dict) for call in calls), "objects whose tool_calls are objects")
+    for check in data.get("checks", {}).values():
+        need("checks", isinstance(check, dict) and "passed" in check, 'objects with "passed"')
+    for value in data.get("metrics", {}).values():
+        need("metrics", isinstance(value, int | float), "numbers")
 
 
 def encode_shard(trajectories: Iterable[Trajectory]) -> bytes:
@@ -171,5 +208,5 @@ def decode_shard(data: bytes, name: str = "shard") -> Iterator[Trajectory]:
             if not line.endswith("\n"):
                 raise TrajectoryError("the file is cut short")
             yield Trajectory.from_json(json.loads(line))
-    except (zstandard.ZstdError, UnicodeDecodeError, json.JSONDecodeError, TrajectoryError) as error:
+    except (zstandard.ZstdError, ValueError, RecursionError) as error:  # also not UTF-8, not JSON, no trajectory
         raise TrajectoryError(f"{name}, line {number}: {error}") from error

@@ -208,7 +208,7 @@ class Workdir:
         data = self.read_bytes(name)
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self.place(name)}: not JSON ({error}); remove it and run its step again") from error
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -237,8 +237,10 @@ class Workdir:
         for number, line in enumerate(lines, 1):
             try:
                 records.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{self.place(name)}, line {number}: not JSON ({error}); remove the line") from error
+            if not isinstance(records[-1], dict):
+                raise InputError(f"{self.place(name)}, line {number}: {type(records[-1]).__name__} instead of an object; remove the line")
         return records
 
     def write_shard(self, policy: str, split: str, index: int, trajectories: Iterable[Any]) -> None:

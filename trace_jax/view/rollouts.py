@@ -159,6 +159,8 @@ class Rollouts:
         listed, folder = self._workdir.read_json(name), name.rpartition("/")[0]
         try:
             shards = [Shard.listed(f"{folder}/{stem}.jsonl.zst", found) for stem, found in listed["shards"].items()]
+            if any(shard.name.count("/") != name.count("/") for shard in shards):
+                raise TypeError("a shard of another folder")
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{self._workdir.place(name)}: damaged; remove its folder and roll out again") from error
         with self._lock:
@@ -172,7 +174,7 @@ class Rollouts:
             if name in self._marks:
                 found = decode_index(self._workdir.read_bytes(name), shard.crc32c)
                 rows = None if found is None else _rows(shard, found)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(f"{self._workdir.place(name)}: damaged; its shard is read instead, remove it") from error
         finally:
             if rows is None:
@@ -198,6 +200,8 @@ class Rollouts:
         for record in self._workdir.read_jsonl(name):
             try:
                 label = Label(**{key: value for key, value in record.items() if key != "passed"})
+                if not all(isinstance(value, int | None if key == "message_index" else str) for key, value in vars(label).items()):
+                    raise TypeError("a field of another type")
             except TypeError as error:
                 raise InputError(f"{self._workdir.place(name)}: not labels of a diagnosis; diagnose again") from error
             labels.setdefault(label.trajectory, {})[label.capability] = label
@@ -215,7 +219,10 @@ class Rollouts:
 
     def _read_mined(self, name: str) -> None:
         """A workdir that was diagnosed from result files shows these, as far as they are still there."""
-        files = self._workdir.read_json(name)["results"]
+        mined = self._workdir.read_json(name)
+        files = mined.get("results", []) if isinstance(mined, dict) else None
+        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+            raise InputError(f"{self._workdir.place(name)}: not what a diagnosis writes; diagnose again")
         if files:
             self._results = _Results(files)
             self._later(", ".join(files), self._results.read)

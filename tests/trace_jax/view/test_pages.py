@@ -9,6 +9,7 @@ import shutil
 import urllib.parse
 from html.parser import HTMLParser
 
+import google_crc32c
 import numpy as np
 import pytest
 import zstandard
@@ -231,6 +232,81 @@ def test_other_damaged_files_are_notices_too(fresh, file):
     (fresh / file).write_text('{"a": \n')
     with opened(fresh) as client:
         assert file in said(get(client, "/"))
+
+
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("rollouts/base/train/manifest.json", "[]"),
+        ("rollouts/base/train/manifest.json", DEEP),
+        ("rollouts/base/train/manifest.json", '{"shards": {"00000": {"bytes": 1, "crc32c": [1]}}}'),
+        ("rollouts/base/train/manifest.json", '{"shards": {"../../../00000": {"bytes": 1, "crc32c": 1}}}'),
+        ("rollouts/base/train/00000.index.json", '{"crc32c": CRC, "trajectories": [{"policy": {"name": "base", "version": 1e999}}]}'),
+        ("rollouts/base/train/00000.index.json", DEEP),
+        ("diagnosis/evidence.jsonl", "[1]\n"),
+        ("diagnosis/evidence.jsonl", DEEP + "\n"),
+        ("diagnosis/evidence.jsonl", '{"trajectory": "a", "capability": "b", "value": 1, "message_index": 0, "reason": ""}\n'),
+        ("diagnosis/mined.json", "[]"),
+        ("diagnosis/mined.json", '{"results": 5}'),
+    ],
+)
+def test_what_others_wrote_in_our_files_is_a_notice_too(fresh, file, text):
+    (fresh / file).parent.mkdir(exist_ok=True)
+    manifest = json.loads((fresh / "rollouts/base/train/manifest.json").read_text())
+    (fresh / file).write_text(text.replace("CRC", str(manifest["shards"]["00000"]["crc32c"])))
+    with opened(fresh) as client:
+        assert file in said(get(client, "/"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": ["text"]},
+        {"messages": [{"role": "assistant", "tool_calls": 5}]},
+        {"checks": {"db": {}}},
+        {"policy": "base"},
+        {"error": "outage", "reward": None},
+        {"metrics": {"a": "b"}},
+        {"reward": "1"},
+        {"stop_reason": []},
+        {"loss_mask": ["x"], "tokens": [1], "logprobs": [0], "turns": [0], "versions": [0]},
+        {"hint": DEEP},
+    ],
+    ids=str,
+)
+def test_a_line_that_is_no_trajectory_is_named_and_stops_no_other(fresh, change):
+    folder = fresh / "rollouts/base/train"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    lines = [made.light(0).to_json(), made.light(1).to_json() | change]
+    data = zstandard.compress("".join(json.dumps(line) + "\n" for line in lines).replace(f'"{DEEP}"', DEEP).encode())
+    (folder / "00000.jsonl.zst").write_bytes(data)
+    manifest["shards"]["00000"] |= {"bytes": len(data), "crc32c": google_crc32c.value(data)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for index in folder.glob("*.index.json"):  # so that both shards are read, one behind the other
+        index.unlink()
+    with opened(fresh) as client:
+        page = said(get(client, "/"))
+        assert "00000.jsonl.zst, line 2: trajectory 'desk:0#1'" in page or "line 2: maximum recursion depth" in page
+        assert "2 rollouts" in page  # of the other shard
+
+
+def test_texts_of_tokens_and_names_of_slots_that_are_none_are_left_aside(path, tmp_path):
+    shutil.copytree(path, tmp_path / "run")
+    for file, text in (("pieces", '[1, "a"]'), ("routing", '{"slots": [[1]]}')):
+        (tmp_path / "run/gate" / f"{file}.json").write_text(text)
+    with opened(tmp_path / "run") as client:
+        assert "[" in get(client, "/rollout/rollouts/composed/heldout/00000/0")
+
+
+def test_a_shard_that_cannot_be_opened_is_said(fresh):
+    shard = fresh / "rollouts/base/train/00001.jsonl.zst"
+    shard.unlink()
+    shard.mkdir()
+    with opened(fresh) as client:
+        assert "00001.jsonl.zst" in said(get(client, "/rollout/rollouts/base/train/00001/0", 503))
 
 
 def test_the_list_follows_a_run_that_is_under_way(fresh):
