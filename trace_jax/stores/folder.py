@@ -108,7 +108,7 @@ class Folder:
         for parent, _, files in os.walk(self._root / folder):
             below = os.path.relpath(parent, self._root)
             for file in filter(is_own, files):
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                with contextlib.suppress(OSError):  # removed meanwhile, or a link that leads nowhere
                     status = os.stat(os.path.join(parent, file))
                     found[file if below == "." else f"{below}/{file}"] = f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
         return dict(sorted(found.items()))

@@ -301,6 +301,16 @@ def test_texts_of_tokens_and_names_of_slots_that_are_none_are_left_aside(path, t
         assert "[" in get(client, "/rollout/rollouts/composed/heldout/00000/0")
 
 
+def test_links_are_followed_where_a_run_has_its_folders(fresh, tmp_path):
+    (fresh / "rollouts/base/round").symlink_to(fresh / "rollouts/base/round")  # leads nowhere
+    (fresh / "everything").symlink_to("/")
+    (fresh / "rollouts").rename(tmp_path / "larger")
+    (fresh / "rollouts").symlink_to(tmp_path / "larger")
+    with opened(fresh) as client:
+        page = said(get(client, "/"))
+        assert "4 rollouts" in page and "not to be read" not in page
+
+
 def test_a_shard_that_cannot_be_opened_is_said(fresh):
     shard = fresh / "rollouts/base/train/00001.jsonl.zst"
     shard.unlink()
