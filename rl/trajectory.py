@@ -31,6 +31,9 @@ class StopReason(enum.StrEnum):
     ENGINE_ERROR = "engine_error"
 
 
+# how an episode may end that no infrastructure ended
+ENDS = tuple(reason.value for reason in StopReason if reason not in (StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR))
+
 _TOKEN_ARRAYS = {"tokens": np.int32, "loss_mask": np.int8, "logprobs": np.float32, "turns": np.int32, "versions": np.int32}
 
 # beside the tokens: what each layer chose, as dtype and the names of the axes after the tokens'
