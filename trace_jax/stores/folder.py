@@ -32,13 +32,13 @@ class Folder:
     def make(self) -> None:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        except OSError as error:  # of another's, a file, on a disk that is full or read-only
             raise InputError(f"--workdir={self._root}: {error.strerror}; give a folder that can be written") from error
 
     def hold(self) -> None:
         try:
             descriptor = os.open(self._root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        except PermissionError as error:
+        except OSError as error:
             raise InputError(f"--workdir={self._root}: {error.strerror}; give a folder that can be written") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -99,6 +99,12 @@ def test_what_is_wrong_is_said_with_the_line_the_field_and_the_fix(tmp_path, lin
         read_results([write(tmp_path / "runs.jsonl", LINE | {"id": "x#0"}, line)])
 
 
+def test_half_a_sign_where_a_text_was_cut_is_replaced(tmp_path):
+    cut = LINE | {"messages": [{"role": "user", "content": "\U0001f600 and \ud83d"}]}
+    (t,) = read_results([write(tmp_path / "runs.jsonl", cut)])
+    assert t.messages[0]["content"] == "\U0001f600 and \ufffd"
+
+
 def test_files_that_are_none(tmp_path):
     cut = tmp_path / "cut.jsonl.zst"
     cut.write_bytes(zstandard.compress(json.dumps(LINE).encode() * 9)[:40])
