@@ -180,6 +180,7 @@ def _check_types(data: dict[str, Any]) -> None:
         need(field, isinstance(data[field], dict | None), "an object or null")
     need("reward", isinstance(data.get("reward"), int | float | None), "a number or null")
     need("trial", isinstance(data.get("trial", 0), int), "a whole number")
+    need("policy", isinstance(data.get("policy", {}).get("name"), str | None), "an object whose name is a text")
     need("messages", isinstance(messages := data.get("messages", []), list), "a list")
     for message in messages:
         need("messages", isinstance(message, dict), "objects")

@@ -67,7 +67,7 @@ class Rollouts:
         self._many = concurrent.futures.ThreadPoolExecutor(_THREADS, "read")
         self._behind: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # a daemon: Ctrl-C does not wait for a large file
-        threading.Thread(target=lambda: all(job() is None for job in iter(self._behind.get, None)), name="behind", daemon=True).start()
+        threading.Thread(target=self._read_behind, name="behind", daemon=True).start()
         if results:
             self._later(self.place, self._results.read)
 
@@ -243,15 +243,24 @@ class Rollouts:
         """Reads it when all that was to be read before is read."""
 
         def behind() -> None:
-            with self._told(name):
-                read()
-            with self._lock:
-                self._waiting.discard(name)
-                self._changes += 1
+            try:
+                with self._told(name):
+                    read()
+            finally:
+                with self._lock:
+                    self._waiting.discard(name)
+                    self._changes += 1
 
         with self._lock:
             self._waiting.add(name)
         self._behind.put(behind)
+
+    def _read_behind(self) -> None:
+        """One after the other, each in a thread: what no notice is made of ends that one alone, and is printed."""
+        for job in iter(self._behind.get, None):
+            one = threading.Thread(target=job, name="behind", daemon=True)
+            one.start()
+            one.join()
 
     @contextlib.contextmanager
     def _told(self, name: str) -> Any:

@@ -19,6 +19,7 @@ from tests.trace_jax import example_run
 from tests.trace_jax.view import made
 from tests.trace_jax.view.made import HOSTILE, opened
 from trace_jax.config import Config
+from trace_jax.view.shards import Shards
 from trace_jax.workdir import Workdir
 
 TOTAL = 6 + 230 + 4 + 3 + 4 + 1
@@ -291,6 +292,24 @@ def test_a_line_that_is_no_trajectory_is_named_and_stops_no_other(fresh, change)
         page = said(get(client, "/"))
         assert "00000.jsonl.zst, line 2: trajectory 'desk:0#1'" in page or "line 2: maximum recursion depth" in page
         assert "2 rollouts" in page  # of the other shard
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_ours_in_one_file_hides_no_other(fresh, monkeypatch):
+    for index in (fresh / "rollouts/base/train").glob("*.index.json"):
+        index.unlink()
+    read = Shards.read
+    monkeypatch.setattr(Shards, "read", lambda self, shard: 1 / 0 if "00000" in shard.name else read(self, shard))
+    with opened(fresh) as client:
+        page = said(get(client, "/"))
+        assert "2 rollouts" in page and "being read" not in page
+
+
+def test_an_environment_with_a_name_of_a_megabyte_is_cut(tmp_path):
+    with Workdir.open(tmp_path, Config()) as workdir:
+        workdir.write_shard("base", "train", 0, [dataclasses.replace(made.light(n), environment="x" * 1_000_000) for n in range(9)])
+    with opened(tmp_path) as client:
+        assert len(get(client, "/")) < 50_000
 
 
 def test_texts_of_tokens_and_names_of_slots_that_are_none_are_left_aside(path, tmp_path):

@@ -73,6 +73,7 @@ def check(**changes: object) -> dict:
         (without("reward"), "field 'reward': None must be"),
         (LINE | {"rewards": 1}, "line 2: .*unknown field 'rewards'; see 'trajectory lines' in docs"),
         (LINE | {"id": "x#0"}, "line 2, field 'id': 'x#0' is also that of .*line 1"),
+        (LINE | {"policy": {"name": []}}, "field 'policy': must be an object whose name is a text"),
         (LINE | {"stop_reason": "bored"}, "field 'stop_reason': 'bored' is not one of"),
         (LINE | {"messages": {}}, "field 'messages': dict must be a list"),
         (LINE | {"messages": [{"role": "agent"}]}, r"field 'messages\[0\]': must be .*the role one of system, user"),
