@@ -22,7 +22,7 @@ import numpy as np
 from envs import Ask, EnvironmentFault, Package, Reply, Score, Start, Target, Verdict
 from rl.chat import Chat, Turn, parse_turn
 from rl.engines.protocol import Completion, EngineFault, Request
-from rl.trajectory import StopReason, Trajectory
+from rl.trajectory import ENDS, StopReason, Trajectory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,6 @@ class Act:
 
 Answer = Start | Reply | Score | Ask | Verdict | Completion
 
-_ENDS = tuple(reason.value for reason in StopReason if reason not in (StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR))
 _USERS = 1 << 40  # added to a seed, so that users and agents share no random bits
 
 
@@ -299,8 +298,8 @@ def _serve(
         if stop is None:
             raise
         verdict = Verdict(0.0, stop)  # that the program did not end well makes the agent's failure no better
-    if stop is None and verdict.stop_reason not in _ENDS:
-        raise EnvironmentFault("reply", f"run_episode must return a stop_reason of {[*_ENDS]}, got {verdict.stop_reason!r}")
+    if stop is None and verdict.stop_reason not in ENDS:
+        raise EnvironmentFault("reply", f"run_episode must return a stop_reason of {[*ENDS]}, got {verdict.stop_reason!r}")
     record.record = verdict.record
     checks = task.package.checks(task.package.all_tasks[task.seed].id, verdict.graded, record.messages)
     return (stop, 0.0, checks) if stop is not None else (StopReason(verdict.stop_reason), verdict.reward, checks)

@@ -31,10 +31,18 @@ class StopReason(enum.StrEnum):
     ENGINE_ERROR = "engine_error"
 
 
+# how an episode may end that no infrastructure ended
+ENDS = tuple(reason.value for reason in StopReason if reason not in (StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR))
+
 _TOKEN_ARRAYS = {"tokens": np.int32, "loss_mask": np.int8, "logprobs": np.float32, "turns": np.int32, "versions": np.int32}
 
 # beside the tokens: what each layer chose, as dtype and the names of the axes after the tokens'
 _LAYER_ARRAYS = {"slots": (np.int8, ("layers",)), "experts": (np.int16, ("sparse layers", "k"))}
+
+
+_TEXTS = ("id", "environment", "task_id", "split", "group", "stop_reason")
+_OBJECTS = ("policy", "checks", "metrics")
+_OBJECTS_OR_NULL = ("hint", "record", "error")
 
 
 class TrajectoryError(ValueError):
@@ -148,7 +156,40 @@ class Trajectory:
         missing = sorted({"id", "environment", "task_id"} - set(data))
         if missing:
             raise TrajectoryError(f"trajectory {data.get('id')!r}: missing field {missing[0]!r}")
-        return cls(**data)
+        _check_types(data)
+        try:
+            return cls(**data)
+        except TrajectoryError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:  # of NumPy, which says nothing of the field
+            raise TrajectoryError(f"trajectory {data['id']!r}: an array of tokens is not of numbers of its kind ({error})") from error
+
+
+def _check_types(data: dict[str, Any]) -> None:
+    """Raises TrajectoryError at the first field of another type, so that readers may rely on what a trajectory is."""
+
+    def need(field: str, met: bool, kind: str) -> None:
+        if not met:
+            raise TrajectoryError(f"trajectory {data['id']!r}, field {field!r}: must be {kind}")
+
+    for field in data.keys() & {*_TEXTS}:
+        need(field, isinstance(data[field], str), "a text")
+    for field in data.keys() & {*_OBJECTS}:
+        need(field, isinstance(data[field], dict), "an object")
+    for field in data.keys() & {*_OBJECTS_OR_NULL}:
+        need(field, isinstance(data[field], dict | None), "an object or null")
+    need("reward", isinstance(data.get("reward"), int | float | None), "a number or null")
+    need("trial", isinstance(data.get("trial", 0), int), "a whole number")
+    need("policy", isinstance(data.get("policy", {}).get("name"), str | None), "an object whose name is a text")
+    need("messages", isinstance(messages := data.get("messages", []), list), "a list")
+    for message in messages:
+        need("messages", isinstance(message, dict), "objects")
+        calls = message.get("tool_calls") or []
+        need("messages", isinstance(calls, list) and all(isinstance(call, dict) for call in calls), "objects whose tool_calls are objects")
+    for check in data.get("checks", {}).values():
+        need("checks", isinstance(check, dict) and "passed" in check, 'objects with "passed"')
+    for value in data.get("metrics", {}).values():
+        need("metrics", isinstance(value, int | float), "numbers")
 
 
 def encode_shard(trajectories: Iterable[Trajectory]) -> bytes:
@@ -171,5 +212,5 @@ def decode_shard(data: bytes, name: str = "shard") -> Iterator[Trajectory]:
             if not line.endswith("\n"):
                 raise TrajectoryError("the file is cut short")
             yield Trajectory.from_json(json.loads(line))
-    except (zstandard.ZstdError, UnicodeDecodeError, json.JSONDecodeError, TrajectoryError) as error:
+    except (zstandard.ZstdError, ValueError, RecursionError) as error:  # also not UTF-8, not JSON, no trajectory
         raise TrajectoryError(f"{name}, line {number}: {error}") from error

@@ -59,7 +59,7 @@ def signals_raise() -> Iterator[None]:
 def complain(message: str, code: int) -> int:
     """Says in one line, to the user and to the other processes, why the command ends; returns the exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is over; one that another process causes must not break what is said here
-    line = " ".join(message.split())
+    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(message.split()))  # terminals obey some signs
     print(f"trace-jax: {line}", file=sys.stderr)
     tell(code, line)
     return code

@@ -31,6 +31,7 @@ from trace_jax.stores import Store, is_remote, open_store
 from trace_jax.stores.protocol import lies_in
 
 _SHARED = "shared.json"  # of a workdir within another: {"levels": folders up to that one, "names": {name here: name there}}
+_ELSEWHERE = ("rollouts", "diagnosis", "gate", "rounds", "capabilities")  # folders that may be links, to a larger disk
 _RESULTS = ("agents", "rollouts", "diagnosis", "environments", "adapters", "gate", "evaluation")
 _PACKAGES = ("trace-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
@@ -195,6 +196,10 @@ class Workdir:
     def marks(self) -> dict[str, str]:
         """The names of all files, sorted, each with a mark that changes when the file does; for one process alone."""
         found = dict(self._store.marks(""))
+        if not is_remote(self._store.address):  # a walk does not follow links
+            for folder in _ELSEWHERE:
+                if not any(lies_in(name, folder) for name in found):
+                    found |= self._store.marks(folder)
         for here, there in self._shared.items():
             found |= {here + name[len(there) :]: mark for name, mark in self._outer.marks().items() if lies_in(name, there)}
         return dict(sorted(found.items()))
@@ -208,7 +213,7 @@ class Workdir:
         data = self.read_bytes(name)
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self.place(name)}: not JSON ({error}); remove it and run its step again") from error
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -237,8 +242,10 @@ class Workdir:
         for number, line in enumerate(lines, 1):
             try:
                 records.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{self.place(name)}, line {number}: not JSON ({error}); remove the line") from error
+            if not isinstance(records[-1], dict):
+                raise InputError(f"{self.place(name)}, line {number}: {type(records[-1]).__name__} instead of an object; remove the line")
         return records
 
     def write_shard(self, policy: str, split: str, index: int, trajectories: Iterable[Any]) -> None:
@@ -320,6 +327,8 @@ class Workdir:
     def _find_outer(self) -> None:
         """The workdir that this one lies in, where it shares something of it."""
         if shared := self._read_shared():
+            if not _is_shared(shared):
+                raise InputError(f"{self.place(_SHARED)}: not written by trace-jax; copy it again with the workdir that this one lies in")
             self._outer = Workdir(self._store.at("/".join([".."] * shared["levels"])), self.config, self.processes)
             self._outer._find_outer()
             if not self._outer.exists("config.json"):
@@ -388,6 +397,15 @@ def source_revision() -> str | None:
 
 def _git(*command: str) -> str:
     return subprocess.run(["git", "-C", ROOT, *command], capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether it is what `within` writes: a number of folders up, and names within workdirs."""
+    if not isinstance(value, dict) or value.keys() != {"levels", "names"} or not isinstance(value["names"], dict):
+        return False
+    names = [*value["names"], *value["names"].values()]
+    inside = all(isinstance(name, str) and name and ".." not in name.split("/") and name[0] != "/" for name in names)
+    return inside and isinstance(value["levels"], int) and 1 <= value["levels"] <= 99
 
 
 def _shard_indices(names: Iterable[str]) -> list[int]:

@@ -231,7 +231,10 @@ def _parsed(parse: Callable[[Any], Any], value: Any, process: Process) -> Any:
     try:
         return parse(value)
     except EnvironmentFault:
-        parse(process.hide(value))
+        try:
+            parse(process.hide(value))
+        except RecursionError:
+            raise EnvironmentFault("reply", "the worker's reply is nested too deeply") from None
         raise EnvironmentFault("reply", "the worker's reply cannot be understood, and what is wrong with it is a secret") from None
 
 

@@ -101,7 +101,7 @@ class Process:
         self._unread = bytearray(rest)
         try:
             messages = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):  # also nested too deeply
             messages = [None]
         if all(isinstance(m, dict) and isinstance(m.get("id"), int) for m in messages):
             return messages

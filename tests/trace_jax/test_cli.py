@@ -248,3 +248,8 @@ def _wheel_names(wheel: pathlib.Path) -> set[str]:
     import zipfile
 
     return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_what_a_terminal_obeys_is_made_visible(tmp_path, capsys):
+    assert cli.main(["view", f"{tmp_path}/\x1b[31m\u202e\ud800é"]) == 2
+    assert f"{tmp_path}/\\x1b[31m\\u202e\\ud800é: no such folder" in capsys.readouterr().err

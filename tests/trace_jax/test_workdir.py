@@ -257,3 +257,13 @@ def test_a_workdir_within_another_shares_what_it_is_told_to(tmp_path):
         with pytest.raises(InputError, match="in use by"):
             Workdir.open(moved)
     Workdir.open(moved).close()
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", '{"levels": "a", "names": {}}', '{"levels": 0, "names": {"a": "a"}}', '{"levels": 1, "names": {"a": "../../etc"}}']
+)
+def test_what_another_wrote_of_a_shared_workdir_is_refused(tmp_path, text):
+    with Workdir.open(tmp_path / "run", load_config("quickstart")) as workdir:
+        workdir.within("rounds/2").write_bytes("shared.json", text.encode())
+    with pytest.raises(InputError, match="shared.json: not written by trace-jax"):
+        Workdir.look(tmp_path / "run/rounds/2")

@@ -31,13 +31,14 @@ def progress(read: Reader) -> list[tuple[str, str, bool]]:
     retained = [e["skill"] for e in read.json("diagnosis/selected_capabilities.json") or []]
     calibrations = {c: read.json(f"environments/{c}/calibration.json") for c in retained}
     usable = [c for c, result in calibrations.items() if result and result.get("usable", result["verdict"] == "ok")]
-    names = read.list("evaluation")
+    names, composed = read.list("evaluation"), read.json("gate/routing.json") is not None
     return [
         ("base rollouts", "rollout --policy=base --split=train", any(n.endswith(".jsonl.zst") for n in read.list(diagnosed(read)))),
         ("diagnosis", "diagnose", read.json("diagnosis/selected_capabilities.json") is not None),
-        ("environments", "synthesize", bool(retained) and all(calibrations.values())),
+        # nobody may have an environment for one of them, which stops no later step
+        ("environments", "synthesize", bool(retained) and (composed or all(calibrations.values()))),
         ("adapters", "train", bool(usable) and all(read.json(f"adapters/{c}/summary.json") for c in usable)),
-        ("gate", "compose", read.json("gate/routing.json") is not None),
+        ("gate", "compose", composed),
         ("evaluation", "evaluate --policy=base,composed", {"evaluation/base.json", "evaluation/composed.json"} <= set(names)),
     ]
 

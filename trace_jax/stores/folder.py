@@ -32,13 +32,13 @@ class Folder:
     def make(self) -> None:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        except OSError as error:  # of another's, a file, on a disk that is full or read-only
             raise InputError(f"--workdir={self._root}: {error.strerror}; give a folder that can be written") from error
 
     def hold(self) -> None:
         try:
             descriptor = os.open(self._root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        except PermissionError as error:
+        except OSError as error:
             raise InputError(f"--workdir={self._root}: {error.strerror}; give a folder that can be written") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,7 +108,7 @@ class Folder:
         for parent, _, files in os.walk(self._root / folder):
             below = os.path.relpath(parent, self._root)
             for file in filter(is_own, files):
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                with contextlib.suppress(OSError):  # removed meanwhile, or a link that leads nowhere
                     status = os.stat(os.path.join(parent, file))
                     found[file if below == "." else f"{below}/{file}"] = f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
         return dict(sorted(found.items()))

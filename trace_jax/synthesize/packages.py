@@ -30,6 +30,8 @@ def own_packages(runtime: Runtime) -> dict[str, Package]:
     root = pathlib.Path(runtime.config.synthesis.packages).expanduser()
     if not root.is_dir():
         raise InputError(f"config field 'synthesis.packages': {root}: no such folder; give one with a folder for each capability")
+    if (root / "package.json").exists():
+        raise InputError(f"config field 'synthesis.packages': {root} is a package itself; give the folder that it lies in")
     targets = [target.target for target in runtime.targets]
     packages = {}
     for folder in sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] not in "._"):

@@ -73,6 +73,7 @@ class Pages:
             exception_handlers={
                 HTTPException: lambda _, error: self._page("message.html", error.status_code, title="Not here", told=[error.detail]),
                 InputError: lambda _, error: self._page("message.html", 500, title="Cannot be read", told=[str(error)]),
+                OSError: lambda _, error: self._page("message.html", 503, title="Cannot be read now", told=[str(error)]),
                 Unfinished: lambda _, error: self._page("message.html", 503, title="Cannot be read now", told=[str(error)]),
             },
         )
@@ -185,8 +186,9 @@ class Pages:
 
     def _tokens(self, row: Row, trajectory: Trajectory, layer: str, most: int | None) -> tokens.Tokens | None:
         where = "" if row.where == RESULTS else row.where
-        pieces, routing = self._rollouts.file(where, "gate/pieces.json"), self._rollouts.file(where, "gate/routing.json") or {}
-        return tokens.shown_tokens(trajectory, pieces, routing.get("slots", ["base"]), int(layer) if layer.isdecimal() else None, most)
+        pieces, routing = (self._rollouts.file(where, f"gate/{name}.json") for name in ("pieces", "routing"))
+        slots = _names(routing.get("slots") if isinstance(routing, dict) else None) or ["base"]
+        return tokens.shown_tokens(trajectory, _names(pieces), slots, int(layer) if layer.isdecimal() and len(layer) < 9 else None, most)
 
     def _page(self, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         return HTMLResponse(self._templates.get_template(template).render(url=_url, outcomes=_OUTCOMES, **context), status)
@@ -262,6 +264,11 @@ def _rate(found: Found) -> tuple[float, list[float]] | None:
     if not found.graded:
         return None
     return found.successes / found.graded, [float(bound) for bound in wilson(found.successes, found.graded)]
+
+
+def _names(value: Any) -> list[str] | None:
+    """A list of texts; None for anything else, which files of the workdir may hold that somebody else wrote."""
+    return value if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
 
 
 def _group(listing: Listing, row: Row) -> list[Row]:

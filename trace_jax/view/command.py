@@ -31,8 +31,8 @@ def main(arguments: Arguments) -> None:
     if (arguments.argument is None) == (not arguments.results):
         raise InputError("trace-jax view: give the folder or gs:// address of a workdir, or --results=FILE,...")
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(bind(arguments.host, arguments.port))
         workdir = stack.enter_context(Workdir.look(arguments.argument)) if arguments.argument else None
+        listener = stack.enter_context(bind(arguments.host, arguments.port))
         rollouts = stack.enter_context(contextlib.closing(Rollouts(workdir, arguments.results)))
         rollouts.now(patience=0)  # begins to look
         address = url(listener, arguments.host)

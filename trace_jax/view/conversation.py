@@ -120,8 +120,11 @@ def pretty(value: Any) -> str:
     """A text as it is, anything else as JSON, in lines where one is too short; a script in it keeps its own lines."""
     if isinstance(value, str):
         return value
-    line = json.dumps(value, ensure_ascii=False)
-    return line if len(line) <= _LINE else _BREAK.sub(r"\1\n", json.dumps(value, indent=2, ensure_ascii=False))
+    try:
+        line = json.dumps(value, ensure_ascii=False)
+        return line if len(line) <= _LINE else _BREAK.sub(r"\1\n", json.dumps(value, indent=2, ensure_ascii=False))
+    except RecursionError:
+        return "nested too deeply to be shown; the raw JSON has it"
 
 
 def _said(text: str) -> Iterator[tuple[str, str, str]]:

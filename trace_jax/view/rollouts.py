@@ -68,7 +68,7 @@ class Rollouts:
         self._many = concurrent.futures.ThreadPoolExecutor(_THREADS, "read")
         self._behind: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # a daemon: Ctrl-C does not wait for a large file
-        threading.Thread(target=lambda: all(job() is None for job in iter(self._behind.get, None)), name="behind", daemon=True).start()
+        threading.Thread(target=self._read_behind, name="behind", daemon=True).start()
         if results:
             self._later(self.place, self._results.read)
 
@@ -160,6 +160,8 @@ class Rollouts:
         listed, folder = self._workdir.read_json(name), name.rpartition("/")[0]
         try:
             shards = [Shard.listed(f"{folder}/{stem}.jsonl.zst", found) for stem, found in listed["shards"].items()]
+            if any(shard.name.count("/") != name.count("/") for shard in shards):
+                raise TypeError("a shard of another folder")
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{self._workdir.place(name)}: damaged; remove its folder and roll out again") from error
         with self._lock:
@@ -173,7 +175,7 @@ class Rollouts:
             if name in self._marks:
                 found = decode_index(self._workdir.read_bytes(name), shard.crc32c)
                 rows = None if found is None else _rows(shard, found)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(f"{self._workdir.place(name)}: damaged; its shard is read instead, remove it") from error
         finally:
             if rows is None:
@@ -199,6 +201,8 @@ class Rollouts:
         for record in self._workdir.read_jsonl(name):
             try:
                 label = Label(**{key: value for key, value in record.items() if key != "passed"})
+                if not all(isinstance(value, int | None if key == "message_index" else str) for key, value in vars(label).items()):
+                    raise TypeError("a field of another type")
             except TypeError as error:
                 raise InputError(f"{self._workdir.place(name)}: not labels of a diagnosis; diagnose again") from error
             labels.setdefault(label.trajectory, {})[label.capability] = label
@@ -216,7 +220,10 @@ class Rollouts:
 
     def _read_mined(self, name: str) -> None:
         """A workdir that was diagnosed from result files shows these, as far as they are still there."""
-        files = self._workdir.read_json(name)["results"]
+        mined = self._workdir.read_json(name)
+        files = mined.get("results", []) if isinstance(mined, dict) else None
+        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+            raise InputError(f"{self._workdir.place(name)}: not what a diagnosis writes; diagnose again")
         if files:
             self._results = _Results(files)
             self._later(", ".join(files), self._results.read)
@@ -237,15 +244,24 @@ class Rollouts:
         """Reads it when all that was to be read before is read."""
 
         def behind() -> None:
-            with self._told(name):
-                read()
-            with self._lock:
-                self._waiting.discard(name)
-                self._changes += 1
+            try:
+                with self._told(name):
+                    read()
+            finally:
+                with self._lock:
+                    self._waiting.discard(name)
+                    self._changes += 1
 
         with self._lock:
             self._waiting.add(name)
         self._behind.put(behind)
+
+    def _read_behind(self) -> None:
+        """One after the other, each in a thread: what no notice is made of ends that one alone, and is printed."""
+        for job in iter(self._behind.get, None):
+            one = threading.Thread(target=job, name="behind", daemon=True)
+            one.start()
+            one.join()
 
     @contextlib.contextmanager
     def _told(self, name: str) -> Any:

@@ -31,8 +31,11 @@ class Shard(NamedTuple):
 
     @classmethod
     def listed(cls, name: str, entry: dict[str, Any]) -> Shard:
-        """By its entry in the manifest."""
-        return cls(name, entry["bytes"], entry.get("crc32c"))
+        """By its entry in the manifest. Raises KeyError, TypeError or AttributeError where it is none."""
+        size, crc32c = entry["bytes"], entry.get("crc32c")
+        if not isinstance(size, int) or not isinstance(crc32c, int | None):
+            raise TypeError("not the size and the crc32c of a shard")
+        return cls(name, size, crc32c)
 
 
 class Shards:
@@ -74,12 +77,12 @@ class Shards:
         try:
             short = Trajectory.from_json(json.loads(_ARRAYS.sub(b"", line)))
             return entry(short) | {"tokens": mask[1].count(b"1") if mask else None}
-        except (TrajectoryError, ValueError):  # written otherwise than we do
+        except (TrajectoryError, ValueError, RecursionError):  # written otherwise than we do
             return entry(self.decode(shard, number, line))
 
     def decode(self, shard: Shard, number: int, line: bytes) -> Trajectory:
         """The trajectory of a line. Raises InputError when it is none."""
         try:
             return Trajectory.from_json(json.loads(line))
-        except (TrajectoryError, ValueError) as error:
+        except (TrajectoryError, ValueError, RecursionError) as error:
             raise InputError(f"{self._workdir.place(shard.name)}, line {number + 1}: {error}; {_FIX}") from error

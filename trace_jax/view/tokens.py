@@ -56,7 +56,8 @@ def shown_tokens(
         chosen = majority(stored, len(slots)) if layer is None else stored[:, layer]
         sampled = stored[t.loss_mask > 0] if layer is None else stored[t.loss_mask > 0, layer]
         share = [(name, float((sampled == n).mean()) if sampled.size else 0.0) for n, name in enumerate(slots)]
-    hinted = range(*t.hint["token_span"]) if t.hint and len(t.hint.get("token_span") or ()) == 2 else range(0)
+    span = (t.hint or {}).get("token_span")
+    hinted = range(*span) if isinstance(span, list) and [type(end) for end in span] == [int, int] else range(0)
     parts = []
     for n, token in enumerate(t.tokens[:most].tolist()):
         text = f"[{token}]" if pieces is None else pieces[token] if 0 <= token < len(pieces) else "\ufffd"

@@ -1,5 +1,6 @@
 """A driver that misbehaves as its task says; the agent and the user talk in turns."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -9,7 +10,7 @@ import time
 SYSTEM = "You are an agent."
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}]
 NAMES = ["talk", "print", "raise", "crash", "hang", "stubborn", "graded", "environment", "outage", "nonsense", "slow", "pid"]
-NAMES += ["verdict", "tools", "flood", "secret"]
+NAMES += ["verdict", "tools", "flood", "secret", "nested", "abyss"]
 
 
 def describe(settings):
@@ -40,6 +41,15 @@ def run_episode(settings, task_id, seed, speak):
         speak("agent", SYSTEM, [{"role": "user", "content": [os.environ.get("FAKE_KEY", "")]}], [])
     if task_id == "flood":
         speak("agent", SYSTEM, [{"role": "user", "content": "x" * (1 << 21)}], [])
+    if task_id == "nested":
+        inner = []
+        for _ in range(700):
+            inner = [inner]
+        return {"reward": 1.0, "stop_reason": "done", "graded": inner}
+    if task_id == "abyss":  # what the protocol's own pipe is made to say
+        for pipe in range(3, 20):
+            with contextlib.suppress(OSError):
+                os.write(pipe, b'{"id": 1, "end": ' + b"[" * 50_000 + b"\n")
     if task_id == "outage":
         return {"reward": None, "error": {"kind": "user", "message": "the simulator is away"}}
     user = [{"role": "user", "content": "hello " + str(seed)}]

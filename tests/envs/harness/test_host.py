@@ -94,6 +94,8 @@ def test_a_driver_that_raises_is_a_fault_of_that_episode(pool, fake, monkeypatch
         ("verdict", "reply", "an error {"),
         ("tools", "reply", '"function"'),
         ("flood", "crash", "larger than 1 MiB"),
+        ("nested", "reply", "nested too deeply"),
+        ("abyss", "crash", "not JSON with an id"),
     ],
 )
 def test_what_let_the_program_down_is_never_a_reward(pool, fake, name, kind, said, monkeypatch):

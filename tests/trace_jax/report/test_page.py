@@ -51,6 +51,7 @@ def test_a_page_tells_baselines_difficulty_players_and_sandbox(whole):
     said = page.said("baselines")
     assert "single:precondition_verification the best single adapter, on every token the adapter of step 3 50.0 % 45.0 to 55.0 %" in said
     assert "2,000 80,000 1,250,000" in said and "swe_rl does not apply" in said
+    assert "up to 6,001 rollouts, as many as the composed agent took. Success" in said
     charts = [a["aria-label"] for tag, a in page.tags if tag == "svg"]
     assert "Success on held-out tasks against rollouts: composed from 31 % at rollouts 0 to 66 % at 6,001; grpo_target from" in " ".join(
         charts
@@ -64,6 +65,20 @@ def test_a_page_tells_baselines_difficulty_players_and_sandbox(whole):
     assert "landlock the kernel has none" in page.said("settings")
     assert "differ by 4.7e−7 nats on average (bound 0.02)" in page.said("training")
     assert "dual clip 0.0 %" in page.said("training")
+
+
+def test_baselines_of_a_budget_of_their_own_are_said_to_be_so(workdir):
+    example_run.add_comparison(workdir)
+    compared = workdir.read_json("evaluation/comparison.json")
+    workdir.write_json("evaluation/comparison.json", compared | {"budget": 48})
+    assert "up to 48 rollouts; the composed agent took 6,001. Success" in written(workdir).said("baselines")
+
+
+def test_a_capability_that_nobody_has_an_environment_for_leaves_a_run_finished(workdir):
+    example_run.add_all(workdir)
+    selected = workdir.read_json("diagnosis/selected_capabilities.json")
+    workdir.write_json("diagnosis/selected_capabilities.json", [*selected, selected[0] | {"skill": "communicating_results"}])
+    assert "This run is not finished" not in written(workdir).said("summary")
 
 
 def test_without_a_comparison_the_page_says_what_makes_one(workdir):

@@ -86,8 +86,11 @@ def test_a_package_that_cannot_be_used_is_told_before_anything_is_rolled_out(run
         own_packages(runtime)
 
 
-def test_a_folder_that_is_not_there(tmp_path, checkpoint):
-    with tiny.open_tiny(tmp_path, checkpoint, synthesis__packages=str(tmp_path / "no")) as runtime:
-        with pytest.raises(InputError, match="config field 'synthesis.packages': .*no: no such folder; give one with"):
+@pytest.mark.parametrize(("folder", "said"), [("no", "no: no such folder; give one with"), (ONE, f"{ONE} is a package itself; give the")])
+def test_a_folder_that_is_none_of_packages(tmp_path, checkpoint, folder, said):
+    (tmp_path / ONE).mkdir()
+    (tmp_path / ONE / "package.json").write_text("{}")
+    with tiny.open_tiny(tmp_path, checkpoint, synthesis__packages=str(tmp_path / folder)) as runtime:
+        with pytest.raises(InputError, match=f"config field 'synthesis.packages': .*{said}"):
             own_packages(runtime)
     runtime.workdir.close()

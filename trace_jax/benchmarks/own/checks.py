@@ -37,6 +37,9 @@ def _message(message: Any, place: str) -> dict[str, Any]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), dict):
             fix = 'of an OpenAI message take call["function"]["name"] and json.loads(call["function"]["arguments"])'
             raise Misshapen(f'{place}: tool_calls must be [{{"id", "name", "arguments"}}], arguments an object; {fix}')
+    for name, value in [("tool_call_id", message.get("tool_call_id")), *(("tool_calls: id", call.get("id")) for call in calls)]:
+        if not isinstance(value, str | None):
+            raise Misshapen(f"{place}: {name} is of type {type(value).__name__}, it must be a text")
     return {**message, "content": content or ""}
 
 

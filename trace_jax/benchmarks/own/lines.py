@@ -10,6 +10,7 @@ import collections
 import io
 import json
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from trace_jax.errors import InputError
 
 SUFFIXES = (".jsonl", ".jsonl.zst")
 _NEEDED = ("id", "task_id", "environment", "messages")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half a sign, where a text was cut in it: no file could hold it, U+FFFD stands for it
 _TOLERANCE = 1e-6  # graders compute rewards in floating point
 
 
@@ -71,6 +73,8 @@ def _parse(line: str, where: str) -> dict[str, Any]:
 
     try:
         data = json.loads(line, parse_constant=no_number)
+        if _SURROGATE.search(line):
+            data = json.loads(json.dumps(data, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({error}); write one object a line, as json.dumps does") from None
     if not isinstance(data, dict):

@@ -18,6 +18,7 @@ from envs import EnvironmentFault
 from envs.harness import HarnessPool, Program, Target
 from envs.harness.players import play
 from envs.sandbox.replies import parse_function
+from rl.trajectory import ENDS
 from trace_jax.benchmarks.own.checks import Misshapen, parse_checks
 from trace_jax.config import Config
 from trace_jax.config.fields import nearest
@@ -94,6 +95,8 @@ def make_targets(config: Config, pool: HarnessPool) -> tuple[Target, ...]:
                 raise verdict
         else:
             target.checks(task.id, verdict.graded, [])
+            if verdict.stop_reason not in ("", *ENDS):  # "": it was stopped, and gave no verdict
+                raise EnvironmentFault("reply", f"stop_reason = {verdict.stop_reason!r} must be one of {', '.join(ENDS)}")
     except Misshapen as why:
         raise InputError(f"{driver}: describe: {why}") from None
     except EnvironmentFault as fault:

@@ -73,11 +73,20 @@ def check(**changes: object) -> dict:
         (without("reward"), "field 'reward': None must be"),
         (LINE | {"rewards": 1}, "line 2: .*unknown field 'rewards'; see 'trajectory lines' in docs"),
         (LINE | {"id": "x#0"}, "line 2, field 'id': 'x#0' is also that of .*line 1"),
+        (LINE | {"policy": {"name": []}}, "field 'policy': must be an object whose name is a text"),
         (LINE | {"stop_reason": "bored"}, "field 'stop_reason': 'bored' is not one of"),
         (LINE | {"messages": {}}, "field 'messages': dict must be a list"),
         (LINE | {"messages": [{"role": "agent"}]}, r"field 'messages\[0\]': must be .*the role one of system, user"),
         (LINE | {"messages": [{"role": "user", "content": [{}]}]}, r"'messages\[0\]': content is of type list, .*; join its parts"),
         (LINE | {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "arguments an object; of an OpenAI message take"),
+        (
+            LINE | {"messages": [{"role": "tool", "content": "", "tool_call_id": 1}]},
+            r"'messages\[0\]': tool_call_id is of type int, it must be",
+        ),
+        (
+            LINE | {"messages": [{"role": "assistant", "tool_calls": [{"id": [1], "name": "water", "arguments": {}}]}]},
+            r"'messages\[0\]': tool_calls: id is of type list, it must be a text",
+        ),
         (LINE | {"checks": []}, "field 'checks': list must be an object"),
         (check(passed=1), r"field 'checks\['action:0'\]': must be"),
         (check(expcted=1), "unknown field 'expcted'; the fields are passed, expected"),
@@ -89,6 +98,12 @@ def check(**changes: object) -> dict:
 def test_what_is_wrong_is_said_with_the_line_the_field_and_the_fix(tmp_path, line, said):
     with pytest.raises(InputError, match=rf"runs\.jsonl, .*{said}"):
         read_results([write(tmp_path / "runs.jsonl", LINE | {"id": "x#0"}, line)])
+
+
+def test_half_a_sign_where_a_text_was_cut_is_replaced(tmp_path):
+    cut = LINE | {"messages": [{"role": "user", "content": "\U0001f600 and \ud83d"}]}
+    (t,) = read_results([write(tmp_path / "runs.jsonl", cut)])
+    assert t.messages[0]["content"] == "\U0001f600 and \ufffd"
 
 
 def test_files_that_are_none(tmp_path):

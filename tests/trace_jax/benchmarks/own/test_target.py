@@ -110,6 +110,7 @@ TWICE = [{"id": "a", "split": "train"}, {"id": "a", "split": "heldout"}]
             "run_episode of .*, tried with an agent that does nothing: ValueError: dry .*line 16",
         ),
         ({"end": {"reward": 2}}, "run_episode of task .*: run_episode must return a reward from 0 to 1"),
+        ({"end": {"stop_reason": "bored"}}, "run_episode of task .*: stop_reason = 'bored' must be one of done, max_turns"),
         ({"end": {"graded": []}}, r"run_episode of task .*: graded: \[\] must be"),
         ({"end": {"graded": {"checks": {"db": 1}}}}, r"graded: 'checks\['db'\]': must be"),
         ({"playing": "speak('agent', 'Hi', 'text', [])"}, "run_episode of task .*: speak must be given"),
