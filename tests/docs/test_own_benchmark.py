@@ -25,6 +25,7 @@ COMMANDS = [
     ("trace-jax prompt capability_labelling", RUN, 0),
     ("pip install -e '.[agents]'", SLOW, 0),
     ("trace-jax run --config=greenhouse_smoke.py", SLOW, 0),
+    ("pip install -e '.[gpu]'", "the compiler for GPUs; tests/trace_jax/preflight compiles for other chips", 0),
     ("trace-jax run --config=greenhouse_4b.py", "weights of a real model and a GPU; the command above is the same with a tiny model", 0),
     ("trace-jax view", SERVE, 0),
 ]
