@@ -62,7 +62,8 @@ WATCHED_SEEDS = 8  # where each action of the oracle is left out in turn
 MINUTES = 30.0
 LIMITS = (
     "Not found by any of this: a reward for what the package keeps as a hash alone, for several words in a row, or on a few seeds of "
-    "its choice; a memory or clock hidden from a look at the module; a hint in a cipher or riddle. Read a package that is not yours."
+    "its choice; free writes, or a crash, about records that only a look-up by a word shows which no prompt and no result holds; "
+    "a memory or clock hidden from a look at the module; a hint in a cipher or riddle. Read a package that is not yours."
 )
 USUAL_SEEDS = 10_000_000  # most people's are smaller
 

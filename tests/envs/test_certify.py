@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 import warnings
 
 import pytest
@@ -136,7 +137,9 @@ def test_without_names_of_writes_each_action_is_left_out_in_turn(pool):
     (check,) = [check for check in certificate.checks if check.name == "stray_write"]
     assert check.passed and "writes that nobody asked for" in check.detail  # what cannot be left out is a write
     free = {hackable.REWARD: "reward = float(action and state[self.wanted] == self.goal[self.wanted])"}
-    assert failing(certify(hackable.change(UNNAMED | free), pool, seeds=SEEDS)) == {"stray_write"}
+    lenient = certify(hackable.change(UNNAMED | free), pool, seeds=SEEDS)
+    assert failing(lenient) == {"stray_write"}
+    assert re.search(r"; seed -?\d+: set_prices\(\{.*(\}\)|\.\.\.\)), reward 1; if that is meant", lenient.reasons[0])
     idle = certify(hackable.change(UNNAMED | {hackable.REWARD: "reward = float(len(self.log) > 1)"}), pool, seeds=SEEDS)
     assert "incomplete" in failing(idle)
 
