@@ -1,6 +1,7 @@
 """`trace-jax prompt NAME`: a prompt as it is sent, with its variables shown by name where a run would fill them in.
 
-NAME is `capability_labelling`, or `tau2/capability_labelling` for the prompt of a domain.
+NAME is `capability_labelling`, or `tau2/capability_labelling` for the prompt of a domain. What the config tells of an environment's
+contract (limits, bounds, seeds) is filled in, since people write environments too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 from trace_jax.agents.templates import GENERAL, Templates
 from trace_jax.cli import Arguments
+from trace_jax.synthesize.brief import terms
 
 
 class Placeholder:
@@ -46,4 +48,5 @@ def main(arguments: Arguments) -> None:
     """
     domain, _, name = arguments.argument.rpartition("/")
     templates = Templates(domain or arguments.config.agents.prompts or GENERAL)
-    print(templates.render(name, **{variable: Placeholder(variable) for variable in templates.variables(name)}), end="")
+    told = terms(arguments.config) | {"max_turns": Placeholder("max_turns of the target")}
+    print(templates.render(name, **{variable: told.get(variable, Placeholder(variable)) for variable in templates.variables(name)}), end="")

@@ -19,7 +19,7 @@ COMMANDS = [
     ("python adapter.py", RUN, 0),
     ("python -m trace_jax.quickstart.random_qwen", SLOW, 0),
     ("trace-jax rollout", SLOW, 2),
-    ("trace-jax prompt general/environment_contract", RUN, 0),
+    ("trace-jax prompt general/environment_contract --config=greenhouse_smoke.py", RUN, 0),
     ("trace-jax certify", RUN, 2),
     ("python mend.py", RUN, 0),
     ("trace-jax prompt capability_labelling", RUN, 0),

@@ -1,9 +1,12 @@
+import re
+
 import pytest
 
 from trace_jax import cli
 from trace_jax.agents.templates import GENERAL, Templates, domain_of
-from trace_jax.config import data_folder
+from trace_jax.config import Config, data_folder
 from trace_jax.errors import InputError
+from trace_jax.synthesize.brief import terms
 
 DOMAINS = sorted(path.name for path in data_folder("prompts").iterdir() if path.is_dir())
 PROMPTS = [(domain, name) for domain in DOMAINS for name in Templates(domain).names()]
@@ -14,8 +17,15 @@ def test_every_prompt_of_every_domain_is_printed(domain, name, capsys):
     assert cli.main(["prompt", f"{domain}/{name}"]) == 0
     text = capsys.readouterr().out
     assert text.strip() and "{%" not in text and "{{" not in text and "<!--" not in text
-    for variable in Templates(domain).variables(name):
+    for variable in Templates(domain).variables(name).keys() - terms(Config()).keys():
         assert f"<{variable}" in text, f"{variable} is declared and not shown"
+
+
+def test_the_contract_is_filled_in_from_the_config(capsys):
+    assert cli.main(["prompt", "general/environment_contract", "--config.rollout.context=300", "--config.synthesis.mean_low=0.07"]) == 0
+    text = capsys.readouterr().out
+    assert "must fit into 300 tokens" in text and "are each between 0.07 and 0.6" in text and ", ".join(terms(Config())["modules"]) in text
+    assert set(re.findall(r"<\w[^>]*>", text)) == {"<target>", "<capability>", "<max_turns of the target>"}
 
 
 def test_a_prompt_that_is_not_there_is_named(capsys):

@@ -16,6 +16,7 @@ from envs.package import ALLOWED_MODULES
 from rl.trajectory import Trajectory
 from trace_jax.agents.budget import estimate_tokens
 from trace_jax.agents.templates import Templates
+from trace_jax.config import Config
 from trace_jax.diagnose.compaction import compact
 from trace_jax.diagnose.evidence import LACKING
 from trace_jax.diagnose.select import decode_selection, diagnosed_policy
@@ -45,7 +46,6 @@ def write_briefs(runtime: Runtime, templates: Templates, capabilities: Sequence[
     reasons = _reasons(workdir.read_jsonl(_EVIDENCE))
     targets = {capability: runtime.target_of(capability) for capability in capabilities}
     starts = {target.name: runtime.first_sight(target) for target in targets.values()}
-    bounds = {name: getattr(config.synthesis, name) for name in _BOUNDS}
     return {
         capability: templates.render(
             PROMPT,
@@ -59,13 +59,8 @@ def write_briefs(runtime: Runtime, templates: Templates, capabilities: Sequence[
                 capability, [found[case] for case in cases[capability] if case in found], reasons, int(budget * _CONVERSATION)
             ),
             library=library_example(capability, target.target, int(budget * _LIBRARY)),
-            modules=sorted(ALLOWED_MODULES - {"__future__"}),
-            turns=config.rollout.max_turns,
             max_turns=target.max_turns,
-            max_knobs=KNOBS,
-            context=config.rollout.context,
-            turn_tokens=config.rollout.max_tokens,
-            **bounds,
+            **terms(config),
         )
         for capability, target in targets.items()
     }
@@ -75,6 +70,18 @@ _BOUNDS = (
     "certify_seeds", "calibration_seeds", "calibration_rollouts", "mean_low", "mean_high", "min_std", "max_all_success", "max_all_zero",
     "max_constant",
 )  # fmt: skip
+
+
+def terms(config: Config) -> dict[str, Any]:
+    """What a config alone tells of the contract: variables of its prompt, all but those of the capability and the target."""
+    return {
+        "modules": sorted(ALLOWED_MODULES - {"__future__"}),
+        "turns": config.rollout.max_turns,
+        "max_knobs": KNOBS,
+        "context": config.rollout.context,
+        "turn_tokens": config.rollout.max_tokens,
+        **{name: getattr(config.synthesis, name) for name in _BOUNDS},
+    }
 
 
 def library_example(capability: str, target: str, tokens: int) -> dict[str, str]:
