@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import json
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from envs.arguments import sample_value
 from envs.base import Ask, EnvironmentFault, Verdict
 from envs.harness.host import HarnessPool
 from envs.harness.target import Target, TaskInfo
@@ -53,3 +56,28 @@ def play(
             acts = following
         verdicts += [found[index] for index in range(len(chunk))]
     return verdicts
+
+
+def call_each_tool(target: Target) -> Callable[[TaskInfo, Ask], dict[str, Any]]:
+    """An agent for one episode: its first turn calls every tool of the target with values of the right types, its next ones give up.
+
+    What it is asked after the calls has to hold one answer to each; else it raises EnvironmentFault, kind `reply`.
+    """
+    calls = []
+    for place, function in enumerate(tool["function"] for tool in target.tools):
+        arguments = sample_value({"type": "object", **function["parameters"]}, random.Random(place))
+        calls.append({"id": f"call_{place}", "name": function["name"], "arguments": arguments})
+    turns, unanswered = iter([calls]), iter([calls])
+
+    def agent(_: TaskInfo, ask: Ask) -> dict[str, Any]:
+        for made in turns:
+            return {"role": "assistant", "content": "", "tool_calls": made}
+        answered = [message.get("tool_call_id") for message in ask.messages if message["role"] == "tool"]
+        for call in next(unanswered, []):
+            if (count := answered.count(call["id"])) != 1:
+                called = f"{call['name']}({json.dumps(call['arguments'])}), whose id was {call['id']!r}"
+                told = f"speak was given {count} answers to the call {called}; the ids of its tool messages are {answered}"
+                raise EnvironmentFault("reply", f'{told}; give one {{"role": "tool", "content", "tool_call_id"}} for each call of a turn')
+        return target.do_nothing(ask)
+
+    return agent

@@ -1,7 +1,7 @@
 """A benchmark of the user's own as a target: a driver that the user wrote, and what it may get wrong, said before any weight loads.
 
 The driver's two functions are those of every driver (`envs.harness.worker`). `describe` says what here is checked field by field, and then
-an agent that does nothing plays one task, so that what only an episode shows is seen in seconds too.
+an agent that does nothing plays one task, and one that calls each tool, so that what only an episode shows is seen in seconds too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from envs import EnvironmentFault
+from envs.arguments import check_schema
 from envs.harness import HarnessPool, Program, Target
-from envs.harness.players import play
+from envs.harness.players import call_each_tool, play
 from envs.sandbox.replies import parse_function
 from rl.trajectory import ENDS
 from trace_jax.benchmarks.own.checks import Misshapen, parse_checks
@@ -88,15 +89,19 @@ def make_targets(config: Config, pool: HarnessPool) -> tuple[Target, ...]:
     try:
         target = OwnTarget(program, pool.describe(program), section.max_steps)
         task = target.tasks("train")[0]
-        doing = f"run_episode of task {task.id!r}, tried with an agent that does nothing"
-        (verdict,) = play(pool, target, [task], lambda _, ask: target.do_nothing(ask))
-        if isinstance(verdict, EnvironmentFault):
-            if verdict.kind in _NOT_ITS_OWN:
-                raise verdict
-        else:
-            target.checks(task.id, verdict.graded, [])
-            if verdict.stop_reason not in ("", *ENDS):  # "": it was stopped, and gave no verdict
-                raise EnvironmentFault("reply", f"stop_reason = {verdict.stop_reason!r} must be one of {', '.join(ENDS)}")
+        agents = {"does nothing": lambda _, ask: target.do_nothing(ask)}
+        if target.tools:
+            agents["calls each tool once"] = call_each_tool(target)
+        for does, agent in agents.items():
+            doing = f"run_episode of task {task.id!r}, tried with an agent that {does}"
+            (verdict,) = play(pool, target, [task], agent)
+            if isinstance(verdict, EnvironmentFault):
+                if verdict.kind in _NOT_ITS_OWN:
+                    raise verdict
+            else:
+                target.checks(task.id, verdict.graded, [])
+                if verdict.stop_reason not in ("", *ENDS):  # "": it was stopped, and gave no verdict
+                    raise EnvironmentFault("reply", f"stop_reason = {verdict.stop_reason!r} must be one of {', '.join(ENDS)}")
     except Misshapen as why:
         raise InputError(f"{driver}: describe: {why}") from None
     except EnvironmentFault as fault:
@@ -129,7 +134,8 @@ def _check(description: Mapping[str, Any]) -> None:
     if description.get("max_turns", 1) < 1:
         raise Misshapen(f"max_turns = {description['max_turns']} must be at least 1")
     try:
-        parse_function("tools", description.get("tools", []))
+        for tool in parse_function("tools", description.get("tools", [])):
+            check_schema(tool["function"]["parameters"])
     except EnvironmentFault as fault:
         raise Misshapen(f"tools: {fault}") from None
     _check_tasks(description["tasks"])

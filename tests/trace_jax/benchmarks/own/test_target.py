@@ -32,6 +32,8 @@ def describe(settings):
 def run_episode(settings, task_id, seed, speak):
     exec(settings.get("playing", ""))
     turn = speak("agent", "Be kind.", [{"role": "user", "content": task_id}], [TOOL])
+    while turn["tool_calls"] and "answers" in settings:
+        turn = speak("agent", "", [eval(settings["answers"]) for call in turn["tool_calls"]], [TOOL])
     if settings.get("user"):
         speak("user", "You garden.", [{"role": "user", "content": turn["content"]}], [])
     checks = {"communicate:0": {"passed": False, "expected": helper.WORD}}
@@ -81,6 +83,7 @@ def test_splits_are_the_driver_s_or_follow_from_the_ids(pool, config):
     assert few.tasks("train")[0].hash != make_targets(config(said={"version": "2"}), pool)[0].tasks("train")[0].hash
 
 
+BAD = {"name": "water", "description": "", "parameters": {"type": "object", "properties": {"bed": {"enum": 3}}}}
 TWICE = [{"id": "a", "split": "train"}, {"id": "a", "split": "heldout"}]
 
 
@@ -114,6 +117,15 @@ TWICE = [{"id": "a", "split": "train"}, {"id": "a", "split": "heldout"}]
         ({"end": {"graded": []}}, r"run_episode of task .*: graded: \[\] must be"),
         ({"end": {"graded": {"checks": {"db": 1}}}}, r"graded: 'checks\['db'\]': must be"),
         ({"playing": "speak('agent', 'Hi', 'text', [])"}, "run_episode of task .*: speak must be given"),
+        (
+            {"answers": "{'role': 'tool', 'content': 'wet', 'tool_call_id': call['name']}"},
+            r"tried with an agent that calls each tool once: speak was given 0 answers to the call water\(\{\}\), whose id was 'call_0'; .*"
+            r"\['water'\]; give one",
+        ),
+        ({"answers": "{'role': 'user', 'content': 'wet'}"}, r"0 answers to the call water\(\{\}\).* tool messages are \[\]"),
+        ({"answers": "call['litres']"}, r"an agent that calls each tool once: KeyError: 'litres' \(driver.py, line \d+"),
+        ({"answers": "{'role': 'tool', 'content': 3}"}, "calls each tool once: speak must be given messages"),
+        ({"answers": "None", "said": {"tools": [{"type": "function", "function": BAD}]}}, "describe: tools: "),
     ],
 )
 def test_what_a_driver_gets_wrong_is_one_error_before_any_weight_loads(pool, config, settings, said):
@@ -121,12 +133,21 @@ def test_what_a_driver_gets_wrong_is_one_error_before_any_weight_loads(pool, con
         live_targets(config(**settings), pool)
 
 
+def test_a_driver_that_answers_its_tools_is_none_of_these(pool, config):
+    answers = "{'role': 'tool', 'content': str(call['arguments']), 'tool_call_id': call['id']}"
+    parameters = {"type": "object", "properties": {"bed": {"type": "string"}, "litres": {"type": "integer"}}, "required": ["bed"]}
+    tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": parameters}} for name in ("water", "dry")]
+    assert make_targets(config(answers=answers, said={"tools": tools}), pool)
+    assert make_targets(config(answers=answers, said={"tools": tools, "max_turns": 1}), pool)
+    assert make_targets(config(answers="1 / 0", said={"tools": []}), pool)  # none is called
+
+
 def test_a_driver_that_hangs_lacks_a_function_or_never_ends(pool, config, tmp_path):
     with HarnessPool(deadline_s=3.0) as impatient:
         with pytest.raises(InputError, match="run_episode of task .* no answer within 3 s; see where it hangs, or allow"):
             make_targets(config(playing="time.sleep(4)"), impatient)
     endless = "while True: speak('agent', 'Hi', [{'role': 'user', 'content': 'and?'}], [])"
-    make_targets(config(playing=endless, said={"max_turns": 3}), pool)  # is ended like any agent out of turns
+    make_targets(config(playing=endless, said={"max_turns": 3, "tools": []}), pool)  # is ended like any agent out of turns
     other = tmp_path / "other.py"
     other.write_text("def describe(settings):\n    return {}\n")
     for driver, said in (
