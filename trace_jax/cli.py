@@ -76,6 +76,7 @@ class Command:
       argument: its positional argument; where a flag has its name, it may be given either way, or be left out.
       config: whether a config must be named, or be in the workdir; else the defaults do.
       lock: False for a command that may be used beside a run that holds the workdir.
+      fields: how the config fields begin that its help lists.
     """
 
     module: str
@@ -84,6 +85,7 @@ class Command:
     argument: str | None = None
     config: bool = True
     lock: bool = True
+    fields: tuple[str, ...] = ("",)
 
     @property
     def exists(self) -> bool:
@@ -113,7 +115,12 @@ COMMANDS = {
         module="trace_jax.synthesize", help="step 2: generate, certify, calibrate", flags=("workdir!", "capability", *_TOGETHER)
     ),
     "certify": Command(
-        module="trace_jax.certify", help="the certificate of one environment package", flags=("output",), argument="DIR", config=False
+        module="trace_jax.certify",
+        help="the certificate of one environment package",
+        flags=("output",),
+        argument="DIR",
+        config=False,
+        fields=("target.package", "benchmark.", "rollout.sandbox", "synthesis.certify_"),
     ),
     "train": Command(
         module="trace_jax.train",
@@ -174,7 +181,13 @@ COMMANDS = {
         lock=False,
     ),
     "prompt": Command(
-        module="trace_jax.prompt", help="one rendered prompt of the LLM agents", flags=(), argument="NAME", config=False, lock=False
+        module="trace_jax.prompt",
+        help="one rendered prompt of the LLM agents",
+        flags=(),
+        argument="NAME",
+        config=False,
+        lock=False,
+        fields=("agents.prompts", "rollout.context", "rollout.max_t", "synthesis."),
     ),
     "params": Command(
         module="trace_jax.params", help="parameter counts of the model, the adapters and the gate", flags=("workdir",), lock=False
@@ -288,16 +301,18 @@ def overview() -> str:
 
 
 def usage(name: str, command: Command) -> str:
-    """What `trace-jax COMMAND --help` prints: its flags and every config field."""
+    """What `trace-jax COMMAND --help` prints: its flags and every config field, or those that it reads where they are few."""
     values = define_flags(command)
     required = [flag[:-1] for flag in command.flags if flag.endswith("!")]
     lines = [f"trace-jax {name} {command.argument or ''}".rstrip() + f": {command.help}", ""]
     for flag in ("config", *(flag.rstrip("!") for flag in command.flags)):
         lines.append(f"  --{flag}  {values[flag].help}{' (required)' if flag in required else ''}")
     lines += ["", "Config fields and their defaults, set with --config.FIELD=VALUE:", ""]
-    for field, spec, value in fields(Config()):
+    for field, spec, value in (row for row in fields(Config()) if row[0].startswith(command.fields)):
         limits = f", {allowed(spec)}" if allowed(spec) else ""
         lines.append(f"  {f'{field}={shown(value)}':<40} {spec.metadata['help']} ({type_name(spec.type)}{limits})")
+    if not all(field.startswith(command.fields) for field, _, _ in fields(Config())):
+        lines += ["", "docs/config.md has the others."]
     return "\n".join(lines)
 
 

@@ -9,6 +9,8 @@ import time
 import pytest
 
 from trace_jax import __main__, cli, endings
+from trace_jax.config import Config
+from trace_jax.config.fields import fields
 from trace_jax.config.sections import ROOT
 from trace_jax.workdir import Workdir
 
@@ -67,6 +69,15 @@ def test_the_help_of_a_command_lists_flags_and_config_fields(probe, capsys):
     text = capsys.readouterr().out
     assert "--workdir" in text and "(required)" in text and "--out" not in text
     assert "train.clip_high=0.28" in text and "evaluation.policies=base,adapters" in text
+
+
+@pytest.mark.parametrize("command", [name for name, command in cli.COMMANDS.items() if command.fields != ("",)])
+def test_help_is_short_where_few_fields_concern_a_command(command, capsys):
+    assert cli.main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "  synthesis.certify_seeds=" in text and "train." not in text and "docs/config.md has the others" in text
+    names = [name for name, _, _ in fields(Config())]
+    assert all(any(name.startswith(beginning) for name in names) for beginning in cli.COMMANDS[command].fields)
 
 
 def test_help_is_fast_and_starts_no_jax():
