@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.trace_jax.example_run import CAPABILITIES, add_evaluation
 from tests.trace_jax.report.pages import written
 from trace_jax import report
-from trace_jax.report import results
+from trace_jax.report import results, table
 
 RESULT = results.Result(**{field.name: None for field in dataclasses.fields(results.Result)})
 
@@ -34,6 +34,12 @@ def test_no_figure_of_the_terminal_table_is_cut_in_eighty_columns(whole):
     narrow, wide = printed(whole[0], 80), printed(whole[0], 200)
     assert "…" not in narrow and max(map(len, narrow.splitlines())) <= 80
     assert set(re.findall(r"\d+\.\d", wide)) == set(re.findall(r"\d+\.\d", narrow))
+
+
+def test_a_long_name_goes_on_in_the_next_line_behind_an_underscore():
+    console = Console(width=24, record=True, force_terminal=False)
+    console.print(table.Name("adapter:tool_calling_precision"), table.Name("x" * 30))
+    assert console.export_text().split() == ["adapter:tool_calling_", "precision", "x" * 24, "x" * 6]
 
 
 def test_a_difference_is_paired_over_shared_tasks():
