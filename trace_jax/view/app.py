@@ -242,8 +242,8 @@ _OUTCOMES = dict(zip(OUTCOMES, ("good", "warn", "bad", "soft"), strict=True))
 
 def _columns(listing: Listing) -> list[tuple[str, str, bool]]:
     """(column, heading, whether it is text) of those in which something can differ."""
-    wanted = [("id", "rollout", True), ("where", "workdir", True), ("policy", "policy", True), ("split", "split", True)]
-    wanted += [("environment", "environment", True), ("reward", "reward", False), ("ended", "ended with", True), ("turns", "turns", False)]
+    wanted = [("id", "rollout", True), ("reward", "reward", True), ("where", "workdir", True), ("policy", "policy", True)]
+    wanted += [("split", "split", True), ("environment", "environment", True), ("ended", "ended with", True), ("turns", "turns", False)]
     wanted += [("tokens", "tokens", False), ("hinted", "hint", True), ("lacking", "lacking", True)]
     said = {
         "where": len({row.where for row in listing.rows}) > 1,
