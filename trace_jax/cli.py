@@ -14,6 +14,8 @@ import importlib
 import importlib.util
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 from absl import flags, logging
 
@@ -74,6 +76,7 @@ class Command:
       module: has the function `main(arguments)`.
       flags: beyond `--config`; with `!` when it must be given.
       argument: its positional argument; where a flag has its name, it may be given either way, or be left out.
+      defaults: of flags that have another one here than in FLAGS.
       config: whether a config must be named, or be in the workdir; else the defaults do.
       lock: False for a command that may be used beside a run that holds the workdir.
       fields: how the config fields begin that its help lists.
@@ -83,6 +86,7 @@ class Command:
     help: str
     flags: tuple[str, ...] = ("workdir!",)
     argument: str | None = None
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     config: bool = True
     lock: bool = True
     fields: tuple[str, ...] = ("",)
@@ -171,6 +175,7 @@ COMMANDS = {
         help="a browsable list of all rollouts of a workdir, or of result files, in a browser; only reads",
         flags=("workdir", "results", "host", "port"),
         argument="WORKDIR",
+        defaults={"port": 8001},  # beside a server of the same workdir
         config=False,
         lock=False,
     ),
@@ -306,7 +311,8 @@ def usage(name: str, command: Command) -> str:
     required = [flag[:-1] for flag in command.flags if flag.endswith("!")]
     lines = [f"trace-jax {name} {command.argument or ''}".rstrip() + f": {command.help}", ""]
     for flag in ("config", *(flag.rstrip("!") for flag in command.flags)):
-        lines.append(f"  --{flag}  {values[flag].help}{' (required)' if flag in required else ''}")
+        default = f" (default {values[flag].default})" if values[flag].default else ""
+        lines.append(f"  --{flag}  {values[flag].help}{' (required)' if flag in required else default}")
     lines += ["", "Config fields and their defaults, set with --config.FIELD=VALUE:", ""]
     for field, spec, value in (row for row in fields(Config()) if row[0].startswith(command.fields)):
         limits = f", {allowed(spec)}" if allowed(spec) else ""
@@ -332,6 +338,8 @@ def define_flags(command: Command) -> flags.FlagValues:
     for name, (define, *settings) in FLAGS.items():
         if name == "config" or name in names:
             define(name, *settings, flag_values=values)
+    for name, value in command.defaults.items():
+        values.set_default(name, value)
     return values
 
 

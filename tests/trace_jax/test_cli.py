@@ -264,3 +264,9 @@ def _wheel_names(wheel: pathlib.Path) -> set[str]:
 def test_what_a_terminal_obeys_is_made_visible(tmp_path, capsys):
     assert cli.main(["view", f"{tmp_path}/\x1b[31m\u202e\ud800é"]) == 2
     assert f"{tmp_path}/\\x1b[31m\\u202e\\ud800é: no such folder" in capsys.readouterr().err
+
+
+def test_the_viewer_and_the_server_of_one_workdir_listen_side_by_side():
+    ports = {name: cli.define_flags(cli.COMMANDS[name])["port"].default for name in ("serve", "view")}
+    assert ports == {"serve": 8000, "view": 8001}
+    assert "--port  port to listen on; 0: any that is free (default 8001)" in cli.usage("view", cli.COMMANDS["view"])

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from trace_jax.report.text import figure, number, percent, percent_interval, visible
 
 _POINTS = 200  # of one curve; more cannot be told apart in its width
+_NARROW = 350  # pixels that a phone has for a chart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,12 @@ class Series:
 
 
 def bars(rows: Sequence[Bar], title: str, line: Bar | None = None) -> Markup:
-    """Horizontal bars with whiskers, and a vertical line for what they are to be seen against."""
-    left, right, top, step, width = 246, 58, 24, 27, 640
+    """Horizontal bars with whiskers, and a vertical line for what they are to be seen against; on a narrow screen labels stand above."""
+    return _either(_bars(rows, title, line, left=246, step=27, width=640), _bars(rows, title, line, left=0, step=44, width=_NARROW))
+
+
+def _bars(rows: Sequence[Bar], title: str, line: Bar | None, *, left: int, step: int, width: int) -> Markup:
+    right, top = 58, 24
     end = min(1.0, math.ceil(10 * max([row.interval[1] if row.interval else row.value for row in rows], default=0.1) + 1e-9) / 10)
     bottom = top + step * len(rows)
 
@@ -54,10 +59,10 @@ def bars(rows: Sequence[Bar], title: str, line: Bar | None = None) -> Markup:
     parts = []
     for tick in range(0, round(10 * end) + 1, 2 if end > 0.5 else 1):
         at = x(tick / 10)
-        parts += [_line(at, top, at, bottom, "rule"), _text(at, bottom + 16, f"{10 * tick} %", "middle", "tick")]
+        parts += [_line(at, top, at, bottom, "rule"), _text(at, bottom + 16, f"{10 * tick} %", "middle" if at else "start", "tick")]
     for n, row in enumerate(rows):
-        y = top + step * n + step / 2
-        parts.append(_text(left - 10, y + 4, row.label, "end"))
+        y = top + step * n + step / 2 + (0 if left else 8)
+        parts.append(_text(left - 10, y + 4, row.label, "end") if left else _text(0, y - 13, row.label, "start"))
         parts.append(_rect(left, y - 8, x(row.value) - left, 16, f"bar {row.style}"))
         if row.interval:
             low, high = (x(value) for value in row.interval)
@@ -157,7 +162,11 @@ def stacks(rows: Mapping[str, Sequence[tuple[str, float, str]]], title: str, *, 
       left: room for the names of the rows.
       step: from row to row; by default narrower for many.
     """
-    step, width = step or (20 if len(rows) <= 12 else 12), 640
+    step = step or (20 if len(rows) <= 12 else 12)
+    return _either(*(_stacks(rows, title, left, step, width) for width in (640, _NARROW)))
+
+
+def _stacks(rows: Mapping[str, Sequence[tuple[str, float, str]]], title: str, left: int, step: int, width: int) -> Markup:
     parts, said = [], []
     for n, (label, pieces) in enumerate(rows.items()):
         x, y = float(left), n * step
@@ -240,6 +249,11 @@ def _tick(value: float, shares: bool = False) -> str:
     if shares:
         return f"{number(100 * value)} %"
     return number(value)
+
+
+def _either(roomy: Markup, narrow: Markup) -> Markup:
+    """Two drawings of one chart, of which the style sheet shows the one that fits the screen: text in it must not shrink with it."""
+    return Markup('<div class="roomy">{}</div><div class="tight">{}</div>').format(roomy, narrow)
 
 
 def _svg(width: float, height: float, title: str, parts: Iterable[Markup]) -> Markup:

@@ -57,7 +57,9 @@ def render(read: Reader) -> str:
     stored = read.json("config.json") or {}
     config = stored.get("config", {})
     benchmark = config.get("benchmark", {}).get("name")
-    target = {"own": "your own benchmark"}.get(benchmark, benchmark) or config.get("target", {}).get("package", "the target")
+    target = benchmark or config.get("target", {}).get("package", "the target")
+    if benchmark == "own":
+        target = whole_run.played(read) or "your own benchmark"
     results, styles = found.load_results(read), whole_run.capability_styles(read)
     diagnosis, gate, spent = diagnose.diagnosis(read, styles), routed.gate(read, styles), read.json("spent.json")
     routing = gate and gate["routing"]
@@ -80,7 +82,7 @@ def render(read: Reader) -> str:
         best=found.best_adapter(results),
         leaks=[told(leak) for leak in found.leaks(results)],
         free=found.free(results),
-        sentences=sentences(results, target, diagnosis, routing, spent),
+        sentences=sentences(results, target, diagnosis, routing, spent, planted=config.get("model", {}).get("path") == whole_run.SHIPPED),
         evaluation=evaluated.evaluation(results, styles),
         baselines=evaluated.baselines(read, results, styles),
         missing_policies=[p for p in whole_run.evaluated_policies(stored) if results and p != "adapters" and p not in results],

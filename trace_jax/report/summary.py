@@ -18,12 +18,14 @@ def sentences(
     diagnosis: Mapping[str, Any] | None,
     routing: Mapping[str, Any] | None,
     spent: Mapping[str, Any] | None,
+    planted: bool = False,
 ) -> list[str]:
     """What a reader should know who reads nothing else, as far as the run has come.
 
     Args:
       diagnosis: of `sections.diagnosis`.
       routing, spent: the content of routing.json and spent.json.
+      planted: whether the base is the checkpoint that comes with trace-jax.
     """
     said = []
     base, composed = results.get(found.BASE), results.get(found.COMPOSED)
@@ -31,6 +33,8 @@ def sentences(
     if base:
         tasks = f"{len(base.tasks):,} {'held-out' if base.split == 'heldout' else base.split} tasks of {target}"
         said.append(f"On {tasks} the base agent succeeds in {_rate(base)}.")
+    if planted and (base or diagnosis):
+        said.append("This agent comes with trace-jax, and its deficits were planted: it learnt from a teacher that fails on purpose.")
     if composed:
         against = f": {_compared(composed.to_base, 'the base')}" if composed.to_base else ""
         said.append(f"The composed agent succeeds in {_rate(composed)}{against}.")
@@ -56,7 +60,7 @@ def sentences(
     if diagnosis:
         rows = diagnosis["rows"]
         kept = [row.name for row in rows if row.retained]
-        of = f" of {len(rows)} candidate capabilities" if len(rows) > len(kept) else " capabilities"
+        of = f" of {len(rows)} candidate capabilities" if len(rows) > len(kept) else " capability" if len(kept) == 1 else " capabilities"
         said.append(f"The diagnosis retained {len(kept)}{of}: {', '.join(kept)}." if kept else "The diagnosis retained no capability.")
     if spent:
         total = spent["total"]
@@ -100,6 +104,8 @@ def _rate_of(figures: Mapping[str, Any]) -> str:
 
 def _compared(difference: Comparison, other: str) -> str:
     """`12.0 points above the base (8.1 to 16.0)`, and whether that may be chance."""
+    if not (difference.difference or any(difference.interval)):
+        return f"no better and no worse than {other}"
     interval = f"{points(difference.interval[0])} to {points(difference.interval[1])}"
     size = f"{abs(100 * difference.difference):.1f} points {'above' if difference.difference >= 0 else 'below'} {other}"
     return f"{size} ({interval})" if difference.clear else f"{size} ({interval}, so it may be chance)"

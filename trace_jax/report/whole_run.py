@@ -11,6 +11,7 @@ from trace_jax.report import results as found
 from trace_jax.report.diagnosis import diagnosed
 from trace_jax.report.reader import Reader
 
+SHIPPED = Config().model.path  # the checkpoint of the quickstart, whose deficits are planted
 _LAYERS = {
     "namespaces": "a network and a host name of its own, with nothing in them",
     "uid": "a user that owns nothing",
@@ -50,6 +51,12 @@ def rounds(read: Reader) -> list[dict[str, Any]]:
         told = "the agent stays as it was" if entry["round"] > 1 and (entry["composed"] == "previous" or not entry["new"]) else ""
         shown.append(entry | {"told": told})
     return shown
+
+
+def played(read: Reader) -> str:
+    """The name of the environment that the base was rolled out in on the target's tasks, "" before it was."""
+    shards = [name for name in read.list(diagnosed(read)) if name.endswith(".jsonl.zst")]
+    return next((t.environment for name in shards for t in read.shard(name)), "")
 
 
 def settings(stored: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:

@@ -98,6 +98,8 @@ class Pages:
             rows=rows,
             columns=_columns(listing),
             rate=_rate(found),
+            mixed=query.mixed(asked, found),
+            alone=self._rollouts.alone,
             facets=[facet for facet in _FACETS if _worth_choosing(found.counts[facet[0]], getattr(asked, facet[0]))],
             lacking=query.lacking,
             main=query.MAIN,
@@ -134,7 +136,8 @@ class Pages:
         listing, _ = self._now(self._hurry())
         rows = [self._row(listing, request.query_params.get(name, ""))[1] for name in ("a", "b")]
         sides = [self._side(row, self._rollouts.trajectory(row)) for row in rows]
-        return self._page("beside.html", place=listing.place, asked=asked, sides=sides)
+        shared = conversation.common_beginning(*(side["messages"] for side in sides))
+        return self._page("beside.html", place=listing.place, asked=asked, sides=sides, shared=shared)
 
     def _raw(self, request: Request) -> Response:
         _, row = self._row(self._now(self._hurry())[0], request.path_params["key"])
@@ -242,8 +245,8 @@ _OUTCOMES = dict(zip(OUTCOMES, ("good", "warn", "bad", "soft"), strict=True))
 
 def _columns(listing: Listing) -> list[tuple[str, str, bool]]:
     """(column, heading, whether it is text) of those in which something can differ."""
-    wanted = [("id", "rollout", True), ("where", "workdir", True), ("policy", "policy", True), ("split", "split", True)]
-    wanted += [("environment", "environment", True), ("reward", "reward", False), ("ended", "ended with", True), ("turns", "turns", False)]
+    wanted = [("id", "rollout", True), ("reward", "reward", True), ("where", "workdir", True), ("policy", "policy", True)]
+    wanted += [("split", "split", True), ("environment", "environment", True), ("ended", "ended with", True), ("turns", "turns", False)]
     wanted += [("tokens", "tokens", False), ("hinted", "hint", True), ("lacking", "lacking", True)]
     said = {
         "where": len({row.where for row in listing.rows}) > 1,

@@ -116,6 +116,11 @@ class Found(NamedTuple):
         return max(1, -(-len(self.order) // PAGE))
 
 
+def mixed(asked: Query, found: Found) -> bool:
+    """Whether what is found is of several policies, splits or workdirs, so that its success says nothing of any."""
+    return any(not getattr(asked, name) and sum(count > 0 for _, count in found.counts[name]) > 1 for name in ("where", "policy", "split"))
+
+
 class Table:
     """The rows of a listing as columns of numbers, so that a hundred thousand of them are filtered at once."""
 

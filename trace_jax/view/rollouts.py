@@ -51,6 +51,7 @@ class Rollouts:
     def __init__(self, workdir: Workdir | None, results: Sequence[str] = ()):
         self._workdir, self._results = workdir, _Results(results)
         self.place = workdir.place() if workdir else ", ".join(results)
+        self.alone = tuple(results) if workdir is None else ()  # result files without a workdir have no labels
         self._fresh = _FRESH_REMOTE if is_remote(self.place) else _FRESH
         self._shards = Shards(workdir) if workdir else None
         self._files: dict[str, tuple[str, Any]] = {}  # JSON files with their marks

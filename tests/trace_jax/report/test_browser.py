@@ -102,6 +102,10 @@ def test_two_columns_become_one_on_a_narrow_screen_and_paper_unfolds_what_matter
 
     wide, narrow = open_page(addresses["hostile"]), open_page(addresses["hostile"], width=400)
     assert columns(wide) and not columns(narrow)
+    assert not narrow.evaluate("[...document.querySelectorAll('figure')].filter(f => f.scrollWidth > f.clientWidth).length")
+    assert (
+        narrow.locator("#evaluation .chart:visible text.value").count() == wide.locator("#evaluation .chart:visible text.value").count() > 0
+    )
     hidden = wide.locator("#changes details.card:not([open]) .side").first
     assert not hidden.is_visible()
     wide.emulate_media(media="print")

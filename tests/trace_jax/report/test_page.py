@@ -200,3 +200,14 @@ def test_rounds_are_shown_where_there_are_several(workdir, whole):
     assert CAPABILITIES[2] in said and "60.0" in said and "+5.0" in said and "no usable environment: policy_compliance" in said
     assert said.count("the agent stays as it was") == 1 and ("a", {"href": "#rounds"}) in page.tags
     assert "<script>alert" not in page.source
+
+
+def test_the_summary_says_when_deficits_were_planted_and_names_a_benchmark_by_its_environment(workdir):
+    add_all(workdir)
+    assert "its deficits were planted" in written(workdir).said("summary")
+    stored = workdir.read_json("config.json")
+    stored["config"]["model"]["path"], stored["config"]["benchmark"]["name"] = "WEIGHTS", "own"
+    workdir.write_json("config.json", stored)
+    page = written(workdir)
+    assert "planted" not in page.said("summary") and "tasks of desk the base" in page.said("summary")
+    assert "your own benchmark" not in page.source

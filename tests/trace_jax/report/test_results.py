@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.trace_jax.example_run import CAPABILITIES, add_evaluation
 from tests.trace_jax.report.pages import written
 from trace_jax import report
-from trace_jax.report import results
+from trace_jax.report import results, summary, table
 
 RESULT = results.Result(**{field.name: None for field in dataclasses.fields(results.Result)})
 
@@ -34,6 +34,12 @@ def test_no_figure_of_the_terminal_table_is_cut_in_eighty_columns(whole):
     narrow, wide = printed(whole[0], 80), printed(whole[0], 200)
     assert "…" not in narrow and max(map(len, narrow.splitlines())) <= 80
     assert set(re.findall(r"\d+\.\d", wide)) == set(re.findall(r"\d+\.\d", narrow))
+
+
+def test_a_long_name_goes_on_in_the_next_line_behind_an_underscore():
+    console = Console(width=24, record=True, force_terminal=False)
+    console.print(table.Name("adapter:tool_calling_precision"), table.Name("x" * 30))
+    assert console.export_text().split() == ["adapter:tool_calling_", "precision", "x" * 24, "x" * 6]
 
 
 def test_a_difference_is_paired_over_shared_tasks():
@@ -94,3 +100,11 @@ def test_rollouts_that_infrastructure_failed_are_shown_as_failures_too(workdir):
     failures = {"rate": 0.123, "interval": [0.1, 0.2], "n": 33}
     change_evaluation(workdir, "composed", lambda data: data["overall"].update(errors=3, errors_as_failures=failures))
     assert "3 failed by infrastructure, 12.3 % with these as failures" in written(workdir).said("evaluation").replace("\u00a0", " ")
+
+
+def test_a_difference_of_nothing_is_not_said_to_be_chance():
+    tasks = {str(n): {"trials": 1, "successes": n % 2} for n in range(30)}
+    base = dataclasses.replace(RESULT, policy="base", rate=0.5, interval=(0.3, 0.7), tasks=tasks, split="heldout")
+    composed = dataclasses.replace(base, policy="composed", to_base=results.difference(base, base))
+    said = summary.sentences({"base": base, "composed": composed}, "desk", None, None, None)
+    assert any(sentence.endswith("): no better and no worse than the base.") for sentence in said) and "chance" not in "".join(said)

@@ -66,6 +66,8 @@ def test_all_shards_of_a_workdir_and_of_those_within_it_are_listed(client):
 def test_choices_combine_and_the_address_holds_them(client):
     page = get(client, "/?policy=adapter:x&reward=success&sort=-id")
     assert said(page).count("adapter:x (76)") == 1 and "76 rollouts, success 100.0 %" in said(page)
+    mixture = said(get(client, "/"))
+    assert f"{TOTAL} rollouts; success by policy and split: choose one of each" in mixture and "%" not in mixture
     assert rows(page)[0].startswith("/rollout/rollouts/adapter-x/training/00002/") and "sort=-id" in rows(page)[0]
     assert 'aria-sort="descending"' in page
     asked = client.get("/?policy=base&split=&low=&page=&text=", follow_redirects=False)
@@ -156,6 +158,24 @@ def test_its_group_and_the_same_task_under_other_policies_are_linked(client):
     both = get(client, beside)
     assert "adapter:x beside base" in said(both) and 'id="a0"' in both and 'id="b0"' in both and "order 5" in both
     assert "please return order #1" in said(both).lower()
+    assert said(both).count("They differ from the first message on") == 2
+
+
+def test_beside_each_other_two_conversations_show_their_common_beginning_folded_and_where_they_part(tmp_path):
+    told = [{"role": role, "content": text} for role, text in (("system", "Rules"), ("user", "Hello"), ("assistant", "A"), ("user", "B"))]
+    all_messages = (told[:3], told, [*told[:2], {"role": "assistant", "content": "C"}])
+    with Workdir.open(tmp_path, Config()) as workdir:
+        found = [dataclasses.replace(made.light(n), messages=messages) for n, messages in enumerate(all_messages)]
+        workdir.write_shard("base", "alike", 0, found)
+
+    def beside(a, b):
+        return get(opened_client, f"/beside?a=rollouts/base/alike/00000/{a}&b=rollouts/base/alike/00000/{b}")
+
+    with opened(tmp_path) as opened_client:
+        parted, longer, same = said(beside(0, 2)), said(beside(0, 1)), said(beside(0, 0))
+    assert parted.count("The first 2 messages are the same in both") == parted.count("Here they part") == 2
+    assert longer.count("This one ends here, the other goes on") == longer.count("Here they part") == 1
+    assert same.count("All of it is the same in both") == 2
 
 
 def test_the_raw_line_is_the_shard_s(client, path):
@@ -381,6 +401,7 @@ def test_result_files_are_shown_alone_and_with_the_workdir_that_was_diagnosed_fr
     with opened(None, [file]) as client:
         page = get(client, "/")
         assert "tau2/airline" in said(page) or "airline" in said(page)
+        assert f"trace-jax diagnose --results={file} --workdir=DIR" in said(page)
         first = rows(page)[0]
         assert "Conversation" in said(get(client, first)) and "tokens" not in re.findall(r'id="(\w+)"', get(client, first))
         assert json.loads(get(client, first.replace("/rollout/", "/raw/")))["environment"]
@@ -391,6 +412,21 @@ def test_result_files_are_shown_alone_and_with_the_workdir_that_was_diagnosed_fr
         workdir.append_jsonl("diagnosis/evidence.jsonl", label)
     with opened(tmp_path) as client:
         assert len(rows(get(client, "/?capability=quoting"))) == 1
+
+
+def test_what_lines_of_results_do_not_tell_is_left_out(tmp_path):
+    line = {
+        "id": "7#0",
+        "task_id": "7",
+        "environment": "own",
+        "success": True,
+        "reward": 1,
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+    (tmp_path / "own.jsonl").write_text(json.dumps(line) + "\n")
+    with opened(None, [str(tmp_path / "own.jsonl")]) as client:
+        facts = said(get(client, rows(get(client, "/"))[0]).partition("</dl>")[0])
+    assert "success 1.00" in facts and not [name for name in ("policy", "version", "group") if name in facts.partition("outcome")[2]]
 
 
 def test_a_result_file_that_is_gone_is_a_notice(tmp_path):
