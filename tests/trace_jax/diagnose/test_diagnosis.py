@@ -242,6 +242,15 @@ def test_what_cannot_be_contrasted_is_said():
     assert "little support" in thin and "ER+ is 0 by construction" in thin
 
 
+def test_where_no_call_is_expected_a_note_says_that_nothing_can_be_seen():
+    bare = [dataclasses.replace(t, checks={}) for t in desk(tasks=8)]
+    diagnosis = diagnose(bare)
+    assert not diagnosis.figures and not diagnosis.retained and not diagnosis.labels
+    note = "32 of 32 trajectories have no expected calls (action:0, ...)"
+    assert any(note in said and "--config.analyst=llm" in said for said in diagnosis.notes) and note in " ".join(printed(diagnosis).split())
+    assert not any("no expected calls" in said for said in diagnose(desk(tasks=8)).notes)
+
+
 def test_the_report_fits_eighty_columns_and_explains_by_message(airline):
     text = printed(diagnose(airline))
     table = text[text.index("capability ") : text.index("A run passes")].splitlines()
