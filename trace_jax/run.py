@@ -27,7 +27,7 @@ from trace_jax.rollout import roll_out_train_split
 from trace_jax.rounds import improve, plan_rounds, tell_rounds
 from trace_jax.runtime import Runtime, open_runtime, plan
 from trace_jax.spent import rollouts_of_steps
-from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, own_packages, require_finished, synthesize_all
+from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, own_packages, refusal, require_finished, synthesize_all
 from trace_jax.train import train_adapter
 
 
@@ -65,7 +65,7 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
     require_finished(workdir, environments, OPEN)  # an agent that is composed without a capability would not be composed again
     if not any(result["usable"] for result in environments.values()):
         require_finished(workdir, environments, NEEDS_ATTENTION)
-        reasons = "; ".join(f"{capability}: {result['reasons'][-1]}" for capability, result in environments.items())
+        reasons = "; ".join(f"{capability}: {refusal(workdir, capability, result)}" for capability, result in environments.items())
         raise InputError(f"no usable environment in {workdir.place('environments')}: {reasons}")
     usable = runtime.usable()
     with runtime.stage("train"):
