@@ -283,8 +283,8 @@ def _notes(
             "add them to the checks, or have an LLM read the conversations with --config.analyst=llm."
         )
     passed = sum(t.success for t in graded)
-    if passed in (0, len(graded)):
-        notes.append(f"All trajectories {'passed' if passed else 'failed'}: there is nothing to contrast.")
+    if one_sided := no_contrast(passed, len(graded) - passed):
+        notes.append(f"{one_sided}.")
     bound = {c.name for c in candidates if c.outcome_bound}
     fixed = [f.capability for f in figures if f.capability in bound and f.applicable_failed]
     if fixed:
@@ -299,6 +299,13 @@ def _notes(
     if same:
         notes.append(f"Capabilities that are LACKING in the same trajectories, and may be one: {', '.join(same)}.")
     return notes
+
+
+def no_contrast(passed: int, failed: int) -> str:
+    """What there is to say where all trajectories ended alike; else nothing."""
+    if passed and failed:
+        return ""
+    return f"All trajectories {'passed' if passed else 'failed'}: there is nothing to contrast"
 
 
 def _write(d: Diagnosis, graded: Sequence[Trajectory], write: Callable[[str, bytes], None]) -> None:
