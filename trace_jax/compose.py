@@ -35,6 +35,11 @@ from trace_jax.train import learner_config, loss_config, run_grpo
 _PRIOR = 2.0  # rollouts that a capability's mean success is worth against those of one seed
 _SCALES = (0.25, 0.5, 0.75, 1.0)
 
+
+class NothingToCompose(InputError):
+    """No adapter ever succeeded in its own environment."""
+
+
 SuccessTable = dict[str, dict[str, list[Trajectory]]]  # environment's capability -> slot -> trajectories, one a seed
 
 
@@ -72,11 +77,14 @@ def soft_targets(table: SuccessTable, slots: Sequence[str], capability: str) -> 
     return np.where(total > 0, gain / np.maximum(total, 1e-9), hard)
 
 
-def labelled(table: SuccessTable, mixture: Mixture) -> tuple[list[Trajectory], list[int], np.ndarray]:
+def labelled(table: SuccessTable, mixture: Mixture, success: float = 1.0) -> tuple[list[Trajectory], list[int], np.ndarray]:
     """The successful trajectories of the own adapters, their slots, and their targets; an adapter without success has no labels.
 
+    Args:
+      success: smallest reward that counts as success, for the message.
+
     Raises:
-      InputError: no adapter ever succeeded in its environment.
+      NothingToCompose: no adapter ever succeeded in its environment.
     """
     trajectories, slots, targets = [], [], []
     for index, capability in enumerate(mixture.capabilities, 1):
@@ -86,7 +94,13 @@ def labelled(table: SuccessTable, mixture: Mixture) -> tuple[list[Trajectory], l
         slots += [index] * len(won)
         targets.append(soft_targets(table, mixture.slots, capability)[won])
     if not trajectories:
-        raise InputError("no adapter solved a seed of its own environment, so there is nothing to compose; train longer in a new --workdir")
+        own = {capability: [t.reward for t in table[capability][capability] if t.error is None] for capability in mixture.capabilities}
+        seen = "; ".join(f"{name} 0 of {len(rewards)} seeds, best reward {max(rewards, default=0.0):.2f}" for name, rewards in own.items())
+        raise NothingToCompose(
+            f"no adapter solved a seed of its own environment, so there is nothing to compose: {seen}; success is a reward of {success:g}. "
+            "Where the reward rose in training, train longer (train.iterations) in a new --workdir; where nothing was learnt, take a base "
+            "that solves some seeds, easier environments, or a lower diagnosis.success"
+        )
     return trajectories, slots, np.concatenate(targets)
 
 
@@ -102,7 +116,7 @@ def warm_start(
         micro_rows=train.micro_rows,
         temperature=config.rollout.temperature,
     )
-    data = warm.measure(*labelled(table, mixture))
+    data = warm.measure(*labelled(table, mixture, config.diagnosis.success))
     gates, figures = {}, {}
     for form in ("kl_weighted", "plain"):
         settings = WarmStartConfig(

@@ -6,7 +6,7 @@ from rl.engines.protocol import Policy
 from rl.trajectory import Trajectory
 from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
-from trace_jax.evaluate.command import evaluate
+from trace_jax.evaluate.command import evaluate, heldout_rollouts, print_cut_off
 from trace_jax.evaluate.outcomes import rate_line, success_rate
 from trace_jax.policies import find_policy, trained_mixture
 from trace_jax.runtime import BASE, Runtime, open_runtime
@@ -33,6 +33,9 @@ def main(arguments: Arguments) -> None:
         for name in arguments.policy:
             if heldout:
                 found = evaluate(runtime, name, mixture)["overall"]
+                trajectories = heldout_rollouts(runtime, name)
             else:
-                found = success_rate(roll_out_train_split(runtime, find_policy(runtime, name, mixture)))
+                trajectories = roll_out_train_split(runtime, find_policy(runtime, name, mixture))
+                found = success_rate(trajectories)
             print(rate_line(name, found))
+            print_cut_off(trajectories)

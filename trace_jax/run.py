@@ -7,7 +7,8 @@ Every step finds what it has done already in the workdir. The order below is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,17 +19,21 @@ from trace_jax.agents import make_agent
 from trace_jax.agents.templates import GENERAL, Templates
 from trace_jax.baselines.grpo_target import train_on_target
 from trace_jax.cli import Arguments
-from trace_jax.compose import compose
+from trace_jax.compose import NothingToCompose, compose
 from trace_jax.diagnose.command import diagnose_workdir, diagnosed
+from trace_jax.diagnose.diagnosis import no_contrast
 from trace_jax.diagnose.select import KNOWN
-from trace_jax.errors import InputError
+from trace_jax.errors import InputError, Unfinished
 from trace_jax.evaluate.command import evaluate_all
 from trace_jax.rollout import roll_out_train_split
 from trace_jax.rounds import improve, plan_rounds, tell_rounds
 from trace_jax.runtime import Runtime, open_runtime, plan
 from trace_jax.spent import rollouts_of_steps
-from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, own_packages, require_finished, synthesize_all
+from trace_jax.synthesize import NEEDS_ATTENTION, OPEN, own_packages, refusal, require_finished, synthesize_all
 from trace_jax.train import train_adapter
+from trace_jax.workdir import Workdir
+
+_FIGURES = "diagnosis/figures.json"
 
 
 def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> dict[str, dict[str, Any]]:
@@ -57,21 +62,23 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
         diagnose_workdir(runtime)
     retained = runtime.retained()
     if not retained:
-        raise InputError(f"no capability was retained: see {workdir.place('diagnosis')}; more diagnosis.trials give a sharper picture")
+        with _reported(runtime, InputError):
+            raise InputError(_nothing_retained(workdir))
     stages = plan(config, len(retained)) | later
     runtime.plan(stages)
     with runtime.stage("synthesize"):
         environments = synthesize_all(runtime)
     require_finished(workdir, environments, OPEN)  # an agent that is composed without a capability would not be composed again
     if not any(result["usable"] for result in environments.values()):
-        require_finished(workdir, environments, NEEDS_ATTENTION)
-        reasons = "; ".join(f"{capability}: {result['reasons'][-1]}" for capability, result in environments.items())
-        raise InputError(f"no usable environment in {workdir.place('environments')}: {reasons}")
+        with _reported(runtime, InputError, Unfinished):
+            require_finished(workdir, environments, NEEDS_ATTENTION)
+            reasons = "; ".join(f"{capability}: {refusal(workdir, capability, result)}" for capability, result in environments.items())
+            raise InputError(f"no usable environment in {workdir.place('environments')}: {reasons}")
     usable = runtime.usable()
     with runtime.stage("train"):
         for capability in usable:
             train_adapter(runtime, capability)
-    with runtime.stage("compose"):
+    with _reported(runtime, NothingToCompose), runtime.stage("compose"):
         compose(runtime, usable)
     with runtime.stage("evaluate"):
         evaluate_all(runtime, usable)
@@ -82,6 +89,29 @@ def run(runtime: Runtime, later: Mapping[str, float] = MappingProxyType({})) -> 
             train_on_target(runtime, budget)
     workdir.processes.agree(lambda: report.write_report(workdir))
     return environments
+
+
+def _nothing_retained(workdir: Workdir) -> str:
+    """Why, and what can be done."""
+    found = workdir.read_json(_FIGURES) if workdir.exists(_FIGURES) else {"passed": 1, "failed": 1}
+    fix = "more diagnosis.trials give a sharper picture"
+    if why := no_contrast(found["passed"], found["failed"]):
+        tasks = "harder tasks or a higher" if found["passed"] else "a base that solves some tasks, easier ones, or a lower"
+        fix = f"{why}; take {tasks} diagnosis.success"
+    return f"no capability was retained: see {workdir.place('diagnosis')}; {fix}"
+
+
+@contextlib.contextmanager
+def _reported(runtime: Runtime, *kinds: type[Exception]) -> Iterator[None]:
+    """Where the run cannot go on, its report is written all the same, so that the reason can be read, and the message names it."""
+    try:
+        yield
+    except kinds as error:
+        try:
+            place = runtime.workdir.processes.agree(lambda: report.write_report(runtime.workdir))
+        except (InputError, Unfinished):
+            raise error from None  # a file that is damaged, or a bucket that is away, must not hide the reason
+        raise type(error)(f"{error}; report: {place}") from error
 
 
 def main(arguments: Arguments) -> None:

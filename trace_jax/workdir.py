@@ -354,7 +354,8 @@ class Workdir:
             if differing and any(self.exists(folder) for folder in _RESULTS):  # a run that failed at its start may be begun otherwise
                 name, before, now = differing[0]
                 fix = f"give another --workdir, or --config.{name}={before}"
-                raise InputError(f"--workdir={self.place()}: its run has config field {name!r} = {before}, asked for is {now}; {fix}")
+                more = f" (and {len(differing) - 1} more that differ)" if len(differing) > 1 else ""
+                raise InputError(f"--workdir={self.place()}: its run has config field {name!r} = {before}, asked for is {now}{more}; {fix}")
         if self.config is not None and write and stored.get("config") != self.config.to_json():
             self.write_json("config.json", {"config": self.config.to_json(), **{k: v for k, v in stored.items() if k != "config"}})
 

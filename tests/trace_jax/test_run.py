@@ -20,7 +20,8 @@ from tests.rl.test_learner_mesh import free_port
 from tests.trace_jax import tiny
 from trace_jax import cli
 from trace_jax.config import ROOT, load_config
-from trace_jax.errors import InputError
+from trace_jax.diagnose import Diagnosis
+from trace_jax.errors import InputError, Unfinished
 from trace_jax.runtime import plan
 from trace_jax.stores import open_store
 from trace_jax.workdir import Workdir
@@ -87,6 +88,9 @@ def differences(workdir: pathlib.Path, reference: pathlib.Path) -> list[str]:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory, checkpoint) -> pathlib.Path:
     return tiny.write_config(tmp_path_factory.mktemp("run") / "config.py", checkpoint, most=3)
+
+
+ONE = "structured_data_reasoning"
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +208,42 @@ def test_a_diagnosis_that_retains_nothing_ends_the_run(config, tmp_path, monkeyp
 
         monkeypatch.setattr("trace_jax.run.roll_out_train_split", lambda _: None)
         monkeypatch.setattr("trace_jax.run.diagnose_workdir", lambda _: tiny.retain(runtime))
-        with pytest.raises(InputError, match="no capability was retained: see .*/diagnosis"):
+        with pytest.raises(InputError, match="no capability was retained: see .*/diagnosis; more .*; report: .*/report.html"):
             run(runtime)
+        assert runtime.workdir.exists("report.html")
+        for passed, said in ((0, "All trajectories failed: .*; take a base that"), (3, "All trajectories passed: .* harder")):
+            figures = Diagnosis([], [], [], [], {str(i): i < passed for i in range(3)}, {}, [], 0, [], [], {}, [], [], [])
+            runtime.workdir.write_json("diagnosis/figures.json", figures.to_json())
+            with pytest.raises(InputError, match=said):
+                run(runtime)
+
+
+def test_a_run_without_a_usable_environment_or_a_solved_seed_leaves_its_report(config, tmp_path, monkeypatch):
+    with tiny.open_tiny(tmp_path, config.parent) as runtime:
+        from trace_jax import run
+
+        for step in ("roll_out_train_split", "diagnose_workdir", "train_adapter"):
+            monkeypatch.setattr(run, step, lambda *_: None)
+        entry = {"skill": ONE, "description": "", "passes_consistency": True, "status": "PENDING", "mean_cov": 0.5, "mean_delta": 0.5}
+        entry |= {"n_runs_passed": 10, "n_runs_total": 10}
+        runtime.workdir.write_json("diagnosis/selected_capabilities.json", [entry])
+        refused = {ONE: {"usable": False, "reasons": ["knobs: none", "faults: boom"]}}
+        monkeypatch.setattr(run, "synthesize_all", lambda _: refused)
+        with pytest.raises(InputError, match="knobs: none; faults: boom; report: .*/report.html"):
+            run.run(runtime)
+        assert runtime.workdir.exists("report.html")
+        refused[ONE] |= {"status": "needs_attention"}
+        with pytest.raises(Unfinished, match="knobs: none; faults: boom; .*; report: .*/report.html"):
+            run.run(runtime)
+        refused[ONE] = {"usable": True, "reasons": []}
+        monkeypatch.setattr(runtime, "usable", lambda: [ONE])
+
+        def nothing(*_):
+            raise run.NothingToCompose("no adapter solved a seed")
+
+        monkeypatch.setattr(run, "compose", nothing)
+        with pytest.raises(InputError, match="no adapter solved a seed; report: .*/report.html"):
+            run.run(runtime)
 
 
 @pytest.fixture(scope="module")

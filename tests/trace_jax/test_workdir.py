@@ -81,6 +81,8 @@ def test_a_run_does_not_go_on_with_another_config(tmp_path):
         workdir.write_json("diagnosis/candidates.json", {"candidates": []})
     with pytest.raises(InputError, match=r"'train\.rank' = 8, asked for is 4.*--config\.train\.rank=8"):
         Workdir.open(tmp_path, override(config, [("train.rank", "4")]))
+    with pytest.raises(InputError, match=r"asked for is 4 \(and 2 more that differ\); "):
+        Workdir.open(tmp_path, override(config, [("train.rank", "4"), ("train.groups", "3"), ("gate.table_seeds", "5")]))
     more = override(config, [("baselines.grpo_target", "true")])
     with Workdir.open(tmp_path, more) as workdir:
         assert workdir.config == more

@@ -190,7 +190,8 @@ def main(arguments: Arguments) -> None:
         found = _diagnose(config, workdir, trajectories, advance, arguments.results)
     if workdir is not None:
         write_spent(workdir)
-    print_diagnosis(found)
+    where = workdir.place("diagnosis/evidence.jsonl") if workdir else "give --workdir=DIR, and they are in its diagnosis/evidence.jsonl"
+    print_diagnosis(found, where=where)
     if arguments.results:
         warn_of_test_splits(trajectories, Console())
     if workdir is not None and STAGE in (usage := usage_of(workdir)):

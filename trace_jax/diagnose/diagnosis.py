@@ -17,7 +17,7 @@ import numpy as np
 from rl.trajectory import Trajectory
 from trace_jax.diagnose.aggregate import CODES, MIN_SUPPORT, Figures, Run, aggregate, encode_run
 from trace_jax.diagnose.agreement import Agreement, agreement, overlaps
-from trace_jax.diagnose.evidence import GAP, LACKING, Candidate, Label, expected_actions
+from trace_jax.diagnose.evidence import GAP, LACKING, Candidate, Label, expected_actions, unknown_calls
 from trace_jax.diagnose.rules import EvidenceAnalyst
 from trace_jax.diagnose.select import select
 from trace_jax.errors import InputError
@@ -276,9 +276,15 @@ def _notes(
         single = "80 % of the trajectories of tasks with one trial" if min(trials) == 1 else ""
         what = " and ".join(filter(None, (several, single)))
         notes.append(f"Runs differ only in what they draw, {what}; the {analyst.name} analyst labels a trajectory the same way each time.")
+    unknown = unknown_calls(graded)
+    if blank := sum(t.environment in unknown for t in graded) if analyst.name == EvidenceAnalyst.name else 0:
+        notes.append(
+            f"{blank} of {len(graded)} trajectories have no expected calls (action:0, ...): rules about calls see nothing in them; "
+            "add them to the checks, or have an LLM read the conversations with --config.analyst=llm."
+        )
     passed = sum(t.success for t in graded)
-    if passed in (0, len(graded)):
-        notes.append(f"All trajectories {'passed' if passed else 'failed'}: there is nothing to contrast.")
+    if one_sided := no_contrast(passed, len(graded) - passed):
+        notes.append(f"{one_sided}.")
     bound = {c.name for c in candidates if c.outcome_bound}
     fixed = [f.capability for f in figures if f.capability in bound and f.applicable_failed]
     if fixed:
@@ -293,6 +299,13 @@ def _notes(
     if same:
         notes.append(f"Capabilities that are LACKING in the same trajectories, and may be one: {', '.join(same)}.")
     return notes
+
+
+def no_contrast(passed: int, failed: int) -> str:
+    """What there is to say where all trajectories ended alike; else nothing."""
+    if passed and failed:
+        return ""
+    return f"All trajectories {'passed' if passed else 'failed'}: there is nothing to contrast"
 
 
 def _write(d: Diagnosis, graded: Sequence[Trajectory], write: Callable[[str, bytes], None]) -> None:

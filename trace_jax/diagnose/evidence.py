@@ -175,6 +175,18 @@ def expected_actions(trajectory: Trajectory) -> list[dict[str, Any]]:
     return [{**a, "arguments": a.get("arguments") or {}, "kind": a.get("kind") or read_or_write(a["name"])} for a in found]
 
 
+def unknown_calls(trajectories: Iterable[Trajectory]) -> frozenset[str]:
+    """The environments of which nothing says which calls were expected: no check `action:0`, ... in any trajectory, nor a patch.
+
+    Where another trajectory of the environment has such a check, one without expects no call.
+    """
+    known: dict[str, bool] = {}
+    for t in trajectories:
+        told = any(name.startswith("action:") or name == "patch" for name in t.checks)
+        known[t.environment] = known.get(t.environment, False) or told
+    return frozenset(environment for environment, told in known.items() if not told)
+
+
 def record_keys(trajectories: Iterable[Trajectory]) -> frozenset[str]:
     """The argument keys that read tools take anywhere in a set of trajectories."""
     keys = set()

@@ -1,4 +1,4 @@
-"""What `trace-jax diagnose` prints: the table of capabilities, each label with the message that shows it, and the notes."""
+"""What `trace-jax diagnose` prints: the table of capabilities, the notes, and some labels with the message that shows each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from trace_jax.diagnose.evidence import LACKING, PRESENT, Label
 from trace_jax.evaluate.statistics import wilson
 
 
-def print_diagnosis(d: Diagnosis, console: Console | None = None, explain: int | None = None) -> None:
+def print_diagnosis(d: Diagnosis, console: Console | None = None, explain: int | None = 3, where: str = "") -> None:
     """Prints a diagnosis.
 
     Args:
-      explain: how many LACKING labels to explain for each capability; None is all. PRESENT labels follow in one line. Messages are
-        counted from the system prompt, which is number 0.
+      explain: how many LACKING labels to explain for each capability, those of failed trajectories first, beside one PRESENT label; None
+        is all of both. Messages are counted from the system prompt, which is number 0.
+      where: where all labels are.
     """
     console = console or Console()
     passed, total = sum(d.outcome.values()), len(d.outcome)
@@ -39,18 +40,18 @@ def print_diagnosis(d: Diagnosis, console: Console | None = None, explain: int |
         "α: agreement between runs. *: see the notes.",
         style="dim",
     )
-    if d.agreement:
-        print_agreement(d.agreement, "the second labeller", console)
-    for f in d.figures:
-        _explain(d, f, console, explain)
+    for note in d.notes:
+        console.print("Note: " + escape(note))
     if d.do_nothing:
         count = len({i.rpartition("#")[0] or i for i in d.outcome})
         console.print(
             f"\nDoing nothing is rewarded in {len(d.do_nothing)} of {count} tasks; "
             f"{d.passed_do_nothing} of the {passed} passed trajectories are there: " + escape(", ".join(d.do_nothing))
         )
-    for note in d.notes:
-        console.print("Note: " + escape(note))
+    if d.agreement:
+        print_agreement(d.agreement, "the second labeller", console)
+    if any([_explain(d, f, console, explain) for f in d.figures]) and where:
+        console.print(f"\nAll labels: {where}", soft_wrap=True, highlight=False, markup=False)
 
 
 def print_agreement(rows: Sequence[Agreement], other: str, console: Console) -> None:
@@ -99,22 +100,20 @@ def _figure(value: float, interval: tuple[float, float], mark: str = "") -> str:
     return f"{mark}{value:.2f}\n{interval[0]:.2f}..{interval[1]:.2f}"
 
 
-def _explain(d: Diagnosis, f: Figures, console: Console, limit: int | None) -> None:
-    found = [x for x in d.labels if x.capability == f.capability and x.value == LACKING]
-    present = [x for x in d.labels if x.capability == f.capability and x.value == PRESENT]
-    if not found and not present:
-        return
+def _explain(d: Diagnosis, f: Figures, console: Console, limit: int | None) -> bool:
+    """Prints labels of a capability; whether some are left out."""
+    found = {value: [x for x in d.labels if x.capability == f.capability and x.value == value] for value in (LACKING, PRESENT)}
+    if not any(found.values()):
+        return False
     console.print(f"\n[bold]{f.capability}[/]")
-    for label in found[:limit]:
-        outcome = "passed" if d.outcome[label.trajectory] else "failed"
-        console.print(
-            escape(f"  LACKING {label.trajectory} ({outcome}), message {label.message_index}: {label.reason}{_quoted(label)}"),
-            soft_wrap=True,
-            highlight=False,
-        )
-    if limit is not None and len(found) > limit:
-        console.print(f"  and {len(found) - limit} more LACKING", style="dim")
-    if present:
-        shown = ", ".join(f"{x.trajectory} at {x.message_index}" for x in present[: None if limit is None else 4 * limit])
-        rest = f" and {len(present) - 4 * limit} more" if limit is not None and len(present) > 4 * limit else ""
-        console.print(escape(f"  PRESENT {shown}{rest}"), style="dim", highlight=False)
+    rest = []
+    for value, most in ((LACKING, limit), (PRESENT, None if limit is None else 1)):
+        labels = sorted(found[value], key=lambda label: d.outcome[label.trajectory]) if value == LACKING else found[value]
+        for label in labels[:most]:
+            outcome = "passed" if d.outcome[label.trajectory] else "failed"
+            line = f"  {value} {label.trajectory} ({outcome}), message {label.message_index}: {label.reason}{_quoted(label)}"
+            console.print(escape(line), soft_wrap=True, highlight=False)
+        rest += [f"{len(labels[most:])} more {value}"] if most is not None and labels[most:] else []
+    if rest:
+        console.print(f"  and {', '.join(rest)}", style="dim")
+    return bool(rest)

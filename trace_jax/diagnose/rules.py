@@ -14,7 +14,7 @@ from typing import Any
 from rl.trajectory import Trajectory
 from trace_jax.diagnose.calls import Call, fields, leaves
 from trace_jax.diagnose.code_rules import CODE_RULES
-from trace_jax.diagnose.evidence import LACKING, NA, PRESENT, Candidate, Evidence, Label, Verdict, is_value, record_keys
+from trace_jax.diagnose.evidence import LACKING, NA, PRESENT, Candidate, Evidence, Label, Verdict, is_value, record_keys, unknown_calls
 
 
 def structured_data_reasoning(e: Evidence) -> Verdict:
@@ -271,6 +271,7 @@ RULES: dict[str, tuple[Candidate, Callable[[Evidence], Verdict]]] = {
         ),
     ]
 } | CODE_RULES
+_NO_CALLS_NEEDED = {communicating_results.__name__, *CODE_RULES}  # the other rules read which calls were expected
 
 
 class EvidenceAnalyst:
@@ -292,15 +293,18 @@ class EvidenceAnalyst:
         known = [c for c in candidates if c.name in RULES]
         trajectories = {t.id: t for drawn in draws.values() for t in drawn}
         keys = record_keys(list(trajectories.values()))
+        unknown = unknown_calls(trajectories.values())
         labels = {}
         for t in trajectories.values():
             evidence = Evidence(t, keys)
-            labels[t.id] = [Label(t.id, c.name, *_label(evidence, c.name)) for c in known]
+            labels[t.id] = [Label(t.id, c.name, *_label(evidence, c.name, t.environment in unknown)) for c in known]
         return {attempt: [label for t in drawn for label in labels[t.id]] for attempt, drawn in draws.items()}
 
 
-def _label(evidence: Evidence, name: str) -> Verdict:
+def _label(evidence: Evidence, name: str, unknown: bool) -> Verdict:
     """Rules about records and calls do not apply to work on a repository, nor the other way round."""
     if evidence.code != (name in CODE_RULES) or not evidence.messages:
         return NA, None, "another kind of task" if evidence.messages else "no conversation"
+    if unknown and name not in _NO_CALLS_NEEDED:
+        return NA, None, "nothing says which calls were expected"
     return RULES[name][1](evidence)

@@ -7,7 +7,7 @@ infrastructure failed is left out and counted, and beside that counted as a fail
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +23,7 @@ from trace_jax.cli import Arguments
 from trace_jax.errors import InputError
 from trace_jax.evaluate.comparison import Comparison, compare_paired
 from trace_jax.evaluate.hygiene import find_leaks, task_key, told, used_tasks
-from trace_jax.evaluate.outcomes import above_floor, count_tasks, free_tasks, overall_success, rate_line
+from trace_jax.evaluate.outcomes import above_floor, count_tasks, cut_off, free_tasks, overall_success, rate_line
 from trace_jax.evaluate.provenance import provenance, refuse_other_tasks
 from trace_jax.evaluate.results import print_results
 from trace_jax.evaluate.task_names import some
@@ -100,6 +100,11 @@ def _fix(name: str) -> str:
     return (
         f"remove evaluation/{policy_name(name)}.json and rollouts/{policy_name(name)}/heldout, and run trace-jax evaluate --policy={name}"
     )
+
+
+def heldout_rollouts(runtime: Runtime, name: str) -> Iterable[Trajectory]:
+    """What `evaluate` rolled out of a policy, as far as it is still there."""
+    return runtime.workdir.read_shards(name, "heldout") if runtime.workdir.shards(name, "heldout") else ()
 
 
 def do_nothing(runtime: Runtime) -> dict[str, Any]:
@@ -232,6 +237,12 @@ def print_floor(floor: Mapping[str, Any], results: Mapping[str, Mapping[str, Any
             print(rate_line(f"  {name}", above_floor(found["tasks"], free)))
 
 
+def print_cut_off(trajectories: Iterable[Trajectory]) -> None:
+    """How the episodes ended where most were cut off, below the policy's figures."""
+    if said := cut_off(list(trajectories)):
+        print(f"  {said}")
+
+
 def print_leaks(leaks: Sequence[Mapping[str, Any]], console: Console) -> None:
     """One line in red for each."""
     for leak in leaks:
@@ -258,6 +269,7 @@ def main(arguments: Arguments) -> None:
         for name in arguments.policy:
             results[name] = evaluate(runtime, name, mixture)
             print(rate_line(name, results[name]["overall"]))
+            print_cut_off(heldout_rollouts(runtime, name))
         floor = do_nothing(runtime)
         leaks, paired = note_leaks(runtime, results), pair(runtime, results)
         print_floor(floor, results)

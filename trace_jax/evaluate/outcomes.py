@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from math import comb
 from typing import Any
 
 import numpy as np
 
-from rl.trajectory import Trajectory
+from rl.trajectory import StopReason, Trajectory
 from trace_jax.evaluate.statistics import bootstrap_mean, clustered_wilson, wilson
 
 
@@ -81,6 +82,25 @@ def rate_line(name: str, found: dict[str, Any]) -> str:
     passed = "".join(f"  pass^{k} {x:.3f}" for k, x in found.get("pass_hat", {}).items() if k != "1")
     failed = found.get("errors_as_failures")
     return line + passed + (f"  ({found['errors']} errors; {failed['rate']:.3f} with these as failures)" if failed else "")
+
+
+_REMEDIES = {
+    StopReason.MAX_TURNS: "raise rollout.max_turns in a new --workdir, if the tasks need more",
+    StopReason.MAX_TOKENS: "raise rollout.max_tokens in a new --workdir",
+    StopReason.CONTEXT: "raise rollout.context in a new --workdir",
+    StopReason.INVALID_ACTION: "calls that nobody can read, see trace-jax view",
+}
+
+
+def cut_off(trajectories: Sequence[Trajectory]) -> str:
+    """Where most episodes were cut off, how they ended and what can be done, most frequent first; else nothing."""
+    ended = Counter(t.stop_reason for t in trajectories if t.error is None)
+    if 2 * ended[StopReason.DONE] >= ended.total():
+        return ""
+    cut = ((reason, n) for reason, n in ended.most_common() if reason != StopReason.DONE)
+    return "; ".join(
+        f"{n} of {ended.total()} ended with {reason.value}: {_REMEDIES.get(reason, 'see trace-jax view')}" for reason, n in cut
+    )
 
 
 def pass_hat(counts: Sequence[tuple[int, int]]) -> dict[str, float]:

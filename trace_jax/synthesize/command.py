@@ -71,10 +71,17 @@ def require_finished(workdir: Workdir, results: Mapping[str, Mapping[str, Any]],
         why = left[waiting[0]]["reasons"][0]
         raise Unfinished(f"{', '.join(waiting)}: no environment yet: {why}; the same command goes on from there")
     if left:
-        said = "; ".join(f"{capability}: {result['reasons'][-1]}" for capability, result in left.items())
-        where = ", ".join(workdir.place(f"environments/{capability}/generation.json") for capability in left)
+        said = "; ".join(f"{capability}: {refusal(workdir, capability, result)}" for capability, result in left.items())
         rounds = workdir.config.synthesis.rounds
-        raise Unfinished(f"no usable environment in {rounds} rounds for {said}; see {where}, or allow more --config.synthesis.rounds")
+        raise Unfinished(f"no usable environment in {rounds} rounds for {said}; or allow more --config.synthesis.rounds")
+
+
+def refusal(workdir: Workdir, capability: str, result: Mapping[str, Any]) -> str:
+    """Every reason why a capability's environment was refused, and the file that has the whole of it."""
+    names = ("generation.json",) if "status" in result else ("calibration.json", "certificate.json")
+    files = (f"environments/{capability}/{name}" for name in names)
+    where = next((f"; see {workdir.place(file)}" for file in files if workdir.exists(file)), "")
+    return "; ".join(result["reasons"]) + where
 
 
 def main(arguments: Arguments) -> None:
@@ -87,6 +94,6 @@ def main(arguments: Arguments) -> None:
         results = synthesize_all(runtime, [arguments.capability] if arguments.capability else None)
     for capability, result in results.items():
         base = f", success {result['success_rate']:.3f} of the base" if "success_rate" in result else ""
-        reasons = "".join(f"; {reason}" for reason in result["reasons"])
-        print(f"{capability}: {'usable' if result['usable'] else 'not usable'}{base}{reasons}")
+        reasons = "; ".join(result["reasons"]) if result["usable"] else refusal(arguments.workdir, capability, result)
+        print(f"{capability}: {'usable' if result['usable'] else 'not usable'}{base}{'; ' if reasons else ''}{reasons}")
     require_finished(arguments.workdir, results, OPEN, NEEDS_ATTENTION)

@@ -242,13 +242,29 @@ def test_what_cannot_be_contrasted_is_said():
     assert "little support" in thin and "ER+ is 0 by construction" in thin
 
 
+def test_where_no_call_is_expected_a_note_says_that_nothing_can_be_seen():
+    bare = [dataclasses.replace(t, checks={}) for t in desk(tasks=8)]
+    diagnosis = diagnose(bare)
+    assert not diagnosis.figures and not diagnosis.retained and not diagnosis.labels
+    note = "32 of 32 trajectories have no expected calls (action:0, ...)"
+    assert any(note in said and "--config.analyst=llm" in said for said in diagnosis.notes) and note in " ".join(printed(diagnosis).split())
+    assert not any("no expected calls" in said for said in diagnose(desk(tasks=8)).notes)
+
+
 def test_the_report_fits_eighty_columns_and_explains_by_message(airline):
     text = printed(diagnose(airline))
     table = text[text.index("capability ") : text.index("A run passes")].splitlines()
     assert all(len(line.rstrip()) <= 80 and "…" not in line for line in table)
     assert "LACKING 1#0 (failed), message 19: cancel_reservation(Q69X3R) is a change that should not be made" in text
-    assert "PRESENT 0#0 at 9" in text
-    assert "more LACKING" in printed(diagnose(airline), explain=1)
+    assert "PRESENT 0#0 (" in text and "All labels" not in text
+    assert text.index("A run passes") < text.index("Note: ") < text.index("\nprecondition_verification\n")
+    short = printed(diagnose(desk()), where="there")
+    for part in short.split("\n\n")[1:-1]:
+        lines = part.splitlines()[1:]
+        lacking = [line.split("(")[1][:6] for line in lines if line.startswith("  LACKING")]
+        assert len(lacking) <= 3 and lacking == sorted(lacking) and sum(line.startswith("  PRESENT") for line in lines) <= 1, part
+    assert "more LACKING, " in short and short.endswith("\nAll labels: there\n")
+    assert " more " not in printed(diagnose(airline), explain=None).partition("Note")[2]
 
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real result files are not here; set TRACE_JAX_DATA to their folder")

@@ -229,7 +229,21 @@ def test_a_change_where_none_is_expected_is_lacking_even_if_it_is_refused():
 
 
 def test_holding_back_where_no_change_is_expected_is_present():
-    assert one("precondition_verification", episode("cancel it", "I may not do that.")) == (PRESENT, 2)
+    assert one("precondition_verification", episode("cancel it", "I may not do that."), ANY_CHECK) == (PRESENT, 2)
+
+
+@pytest.mark.parametrize("checks", [{}, {"db": {"passed": False}}, {"tone": {"passed": True, "expected": "kind"}}])
+def test_where_no_trajectory_has_expected_calls_nothing_is_known_of_them(checks):
+    slip = ("set_address", {"order_id": "A10", "zip": "92010"}, "Error: malformed")
+    t = episode("cancel B12, send A10 to 90210", ("cancel_order", {"order_id": "B12"}, "ok"), slip, "done")
+    t.checks = checks
+    assert {x.value for x in label([t]).values()} == {NA}
+    assert one("precondition_verification", t, ANY_CHECK) == (LACKING, 2)  # the grader of this environment knows calls, and expects none
+    elsewhere = dataclasses.replace(ANY_CHECK, environment="another")
+    assert one("precondition_verification", t, elsewhere)[0] == NA
+    told = dataclasses.replace(t, checks=episode("", ("x", {}, "B12 is lost"), tell=["B12 lost"]).checks)
+    told.messages[3]["content"] = "B12 is lost"
+    assert one("communicating_results", told)[0] == LACKING
 
 
 # --- precision ---

@@ -114,15 +114,17 @@ def test_examples_show_the_slot_of_every_token(runtime, kept):
 def test_evaluate_and_rollout_print_a_line_for_each_policy(runtime, capsys):
     tiny.store_adapters(runtime, ONE)
     evaluation.main(tiny.arguments(runtime, "evaluate", policy=("base", f"adapter:{ONE}")))
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
+    assert "  4 of 6 ended with max_turns: raise rollout.max_turns in a new --workdir, if the tasks need more" in printed
+    lines = [line for line in printed if not line.startswith("  ")]
     assert [line.split()[0] for line in lines] == ["base", f"adapter:{ONE}", "do_nothing", f"adapter:{ONE}"] and lines[0].endswith("n = 6")
     comparison = compare_paired(*(runtime.workdir.read_json(f"evaluation/{name}.json")["tasks"] for name in ("base", f"adapter-{ONE}")))
     assert lines[-1] == f"adapter:{ONE} to base: {comparison.told()}"
     assert runtime.workdir.read_json(f"evaluation/adapter-{ONE}.json")["paired"] == {"to": "base", **comparison.to_json()}
     rollout.main(tiny.arguments(runtime, "rollout", policy=("base", "uniform"), split="train"))
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["24", "24"]
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")] == ["24", "24"]
     rollout.main(tiny.arguments(runtime, "rollout", policy=("base",), split="heldout"))
-    assert capsys.readouterr().out.splitlines() == lines[:1]
+    assert capsys.readouterr().out.splitlines() == printed[:2]
     # the target's train split is apart from what adapters are trained on
     assert runtime.workdir.shards("uniform", "train") == [0]
     with pytest.raises(InputError, match="--policy=router: rolls out on --split=heldout only"):

@@ -1,8 +1,10 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from rl.trajectory import Trajectory
-from trace_jax.evaluate.outcomes import above_floor, count_tasks, free_tasks, overall_success, pass_hat, rate_line, success_rate
+from trace_jax.evaluate.outcomes import above_floor, count_tasks, cut_off, free_tasks, overall_success, pass_hat, rate_line, success_rate
 from trace_jax.evaluate.statistics import bootstrap_mean, wilson
 
 
@@ -30,6 +32,21 @@ def test_what_infrastructure_failed_is_left_out_and_counted():
 
 def test_nothing_scored_is_no_success_and_no_certainty():
     assert success_rate([trajectory(0, error=True)]) == {"rate": 0.0, "interval": [0.0, 1.0], "n": 0, "errors": 1}
+
+
+def test_how_episodes_ended_is_said_where_most_were_cut_off():
+    def ended(**counts: int) -> str:
+        found = [trajectory(0, error=True)] * 9
+        for reason, n in counts.items():
+            found += [dataclasses.replace(trajectory(1), stop_reason=reason)] * n
+        return cut_off(found)
+
+    assert ended(context=12) == "12 of 12 ended with context: raise rollout.context in a new --workdir"
+    assert ended(done=2, max_turns=1, context=1) == "" == ended()
+    said = ended(done=1, max_tokens=1, invalid_action=3).split("; ")
+    assert said[0].startswith("3 of 5 ended with invalid_action: ") and said[1].startswith(
+        "1 of 5 ended with max_tokens: raise rollout.max_t"
+    )
 
 
 def test_pass_hat_is_the_chance_that_k_drawn_trials_all_succeed():

@@ -194,7 +194,9 @@ def test_after_the_last_round_a_capability_needs_attention(begin, hire, capsys):
         assert cli.main(["synthesize", f"--workdir={root}"]) == 1
         told = capsys.readouterr()
         assert told.out.startswith(f"{ONE}: not usable; no ```json block in the answer")
-        assert told.err.splitlines()[-1].startswith(f"trace-jax: no usable environment in 5 rounds for {ONE}: no ```python block")
+        line = told.err.splitlines()[-1]  # all reasons
+        assert line.startswith(f"trace-jax: no usable environment in 5 rounds for {ONE}: no ```json block")
+        assert "; no ```python block" in line
         assert f"{root}/environments/{ONE}/generation.json" in told.err and len(author.asked) == 5
     with Workdir.open(root, config) as workdir:
         (kept,) = decode_selection(workdir.read_json("diagnosis/selected_capabilities.json"), "")
@@ -240,7 +242,7 @@ def test_a_run_goes_on_with_the_usable_and_says_at_its_end_what_needs_attention(
     monkeypatch.setattr(trace_jax.run, "open_runtime", lambda _: contextlib.nullcontext(runtime))
     for left, found, steps in (
         ("needs_attention", usable, ["train_adapter", "compose", "evaluate_all", "report"]),
-        ("needs_attention", {"usable": False, "status": "needs_attention", "reasons": ["bad"]}, []),
+        ("needs_attention", {"usable": False, "status": "needs_attention", "reasons": ["bad"]}, ["report"]),
         ("open", usable, []),
     ):
         results = {ONE: found, TWO: {"usable": False, "status": left, "reasons": ["too easy"]}}
