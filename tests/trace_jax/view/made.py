@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import html
+import re
 
 import numpy as np
 from starlette.testclient import TestClient
@@ -100,3 +102,20 @@ def same(a, b):
     return all(
         np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y for x, y in zip(vars(a).values(), vars(b).values(), strict=True)
     )
+
+
+def said(page):
+    """The words of a page."""
+    words = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub("<[^>]*>", " ", words)).split())
+
+
+def rows(page):
+    """The addresses of the rollouts that a list shows."""
+    return [html.unescape(address) for address in re.findall(r'<th scope="row"><a href="([^"]*)"', page)]
+
+
+def get(client, address, status=200):
+    answer = client.get(address)
+    assert answer.status_code == status, answer.text
+    return answer.text
