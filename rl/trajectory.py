@@ -39,6 +39,7 @@ _TOKEN_ARRAYS = {"tokens": np.int32, "loss_mask": np.int8, "logprobs": np.float3
 # beside the tokens: what each layer chose, as dtype and the names of the axes after the tokens'
 _LAYER_ARRAYS = {"slots": (np.int8, ("layers",)), "experts": (np.int16, ("sparse layers", "k"))}
 
+ARRAYS = (*_TOKEN_ARRAYS, *_LAYER_ARRAYS)  # the fields that are most of a record, and nothing that a person reads
 
 _TEXTS = ("id", "environment", "task_id", "split", "group", "stop_reason")
 _OBJECTS = ("policy", "checks", "metrics")
@@ -128,7 +129,7 @@ class Trajectory:
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is None and field.name in {*_TOKEN_ARRAYS, *_LAYER_ARRAYS, "hint", "record", "error"}:
+            if value is None and field.name in {*ARRAYS, "hint", "record", "error"}:
                 continue
             if field.name == "logprobs":
                 # nine significant digits restore a float32 exactly

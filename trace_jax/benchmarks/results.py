@@ -15,6 +15,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from rl.trajectory import Trajectory
+from trace_jax.benchmarks import TOLERANCE
 from trace_jax.benchmarks.json_files import opening
 from trace_jax.benchmarks.own import lines
 from trace_jax.benchmarks.swebench import mini, reports, swe_agent
@@ -29,7 +30,6 @@ _KNOWN = (
     "mini-swe-agent or SWE-agent, a harness report, a log tree), ToolSandbox (a folder with result_summary.json), or lines of your own "
     "(.jsonl, .jsonl.zst or a folder of them, see docs/own_benchmark.md)"
 )
-_TOLERANCE = 1e-6  # graders compute rewards in floating point
 
 
 def read_results(paths: Sequence[str | pathlib.Path], success: float | None = None) -> list[Trajectory]:
@@ -59,7 +59,7 @@ def read_results(paths: Sequence[str | pathlib.Path], success: float | None = No
                 t.id = f"{t.environment.rpartition('/')[2]}:{t.task_id}#{t.trial}"
                 t.group = t.id.rpartition("#")[0]
             if success is not None and t.reward is not None:
-                t = dataclasses.replace(t, success=t.reward >= success - _TOLERANCE)
+                t = dataclasses.replace(t, success=t.reward >= success - TOLERANCE)
             pooled.append(t)
         if len(before) == 1 and number not in before:  # agents at temperature 0 may well say the same now and then, but not everywhere
             raise InputError(f"{path}: all of its conversations are also in {paths[before.popitem()[0]]}; give each result file once")

@@ -19,6 +19,8 @@ from trace_jax.report import results as found
 from trace_jax.report.reader import Reader, find_trajectories
 from trace_jax.report.results import Result
 
+_CALLS = ("tool_calls", "tool_call_id")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
@@ -91,7 +93,7 @@ def spread(cases: Iterable[Case]) -> list[Case]:
 
 
 def common_beginning(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> int:
-    """How many messages two conversations have in common before they part; ids of calls do not count."""
+    """How many messages two conversations have in common before they part; ids of calls, and what is empty, do not count."""
     return sum(1 for _ in itertools.takewhile(lambda pair: _content(pair[0]) == _content(pair[1]), zip(one, other, strict=False)))
 
 
@@ -130,5 +132,5 @@ def _pair(case: Case, told: Mapping[str, Mapping[str, Trajectory]]) -> Pair:
 
 
 def _content(message: Mapping[str, Any]) -> tuple[Any, ...]:
-    calls = [(call["name"], call["arguments"]) for call in message.get("tool_calls") or []]
-    return message.get("role"), message.get("content") or "", calls
+    calls = [(call.get("name"), call.get("arguments")) for call in message.get("tool_calls") or []]
+    return {name: value for name, value in message.items() if name not in _CALLS and value not in (None, "", [], {})}, calls

@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from rl.trajectory import Trajectory, TrajectoryError, decode_shard
+from rl.trajectory import ARRAYS, Trajectory, TrajectoryError, decode_shard
 from trace_jax.errors import InputError
 from trace_jax.workdir import Workdir
-
-_ARRAYS = ("tokens", "loss_mask", "logprobs", "turns", "versions", "slots", "experts")
 
 
 class Reader(Protocol):
@@ -65,4 +63,4 @@ def find_trajectories(read: Reader, folder: str, ids: Iterable[str]) -> dict[str
 
 def told(trajectory: Trajectory) -> Trajectory:
     """What a person reads of a trajectory: without its arrays, which are most of it."""
-    return dataclasses.replace(trajectory, **dict.fromkeys(_ARRAYS))
+    return dataclasses.replace(trajectory, **dict.fromkeys(ARRAYS))

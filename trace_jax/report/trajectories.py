@@ -47,7 +47,7 @@ def token_views(trajectories: Sequence[Trajectory], pieces: Sequence[str] | None
     views = [token_view(trajectory, pieces, slots) for trajectory in trajectories]
     layers = max((t.slots.shape[1] for t in trajectories if t.slots is not None), default=0)
     routed = [t for t in trajectories if t.slots is not None]
-    shares = [_share(routed, len(slots), layer) for layer in range(layers)]
+    shares = [sampled_share(routed, len(slots), layer) for layer in range(layers)]
     rows = {f"layer {layer}": _named(share, slots) for layer, share in enumerate(shares)}
     return {
         "views": views,
@@ -70,7 +70,7 @@ def token_view(trajectory: Trajectory, pieces: Sequence[str] | None, slots: Sequ
     shown = np.clip(trajectory.slots[:most], 0, len(DIGITS) - 1)
     chosen = majority(shown, len(slots))
     layers = " ".join("".join(DIGITS[slot] for slot in column) for column in (chosen, *shown.T))
-    share = list(zip(slots, _share([trajectory], len(slots), None), strict=True))
+    share = list(zip(slots, sampled_share([trajectory], len(slots), None), strict=True))
     return View(trajectory, None if pieces is None else _coloured(trajectory, chosen, pieces), len(shown), layers, share)
 
 
@@ -88,7 +88,7 @@ def _coloured(trajectory: Trajectory, chosen: np.ndarray, pieces: Sequence[str])
     return Markup("".join(parts))
 
 
-def _share(trajectories: Sequence[Trajectory], count: int, layer: int | None) -> list[float]:
+def sampled_share(trajectories: Sequence[Trajectory], count: int, layer: int | None) -> list[float]:
     """Share of each slot among the sampled tokens, of one layer or of all."""
     chosen = [t.slots[t.loss_mask > 0] if layer is None else t.slots[t.loss_mask > 0, layer] for t in trajectories if t.tokens is not None]
     flat = np.concatenate([one.ravel() for one in chosen]) if chosen else np.zeros(0, int)

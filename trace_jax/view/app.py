@@ -28,6 +28,7 @@ from rl.trajectory import Trajectory
 from trace_jax.errors import InputError, Unfinished
 from trace_jax.evaluate.statistics import wilson
 from trace_jax.report import page as report
+from trace_jax.report.changes import common_beginning
 from trace_jax.view import conversation, query, tokens
 from trace_jax.view.conversation import Text, pretty
 from trace_jax.view.query import PAGE, Found, Query, Table
@@ -136,7 +137,7 @@ class Pages:
         listing, _ = self._now(self._hurry())
         rows = [self._row(listing, request.query_params.get(name, ""))[1] for name in ("a", "b")]
         sides = [self._side(row, self._rollouts.trajectory(row)) for row in rows]
-        shared = conversation.common_beginning(*(side["messages"] for side in sides))
+        shared = common_beginning(*(side["t"].messages for side in sides))
         return self._page("beside.html", place=listing.place, asked=asked, sides=sides, shared=shared)
 
     def _raw(self, request: Request) -> Response:

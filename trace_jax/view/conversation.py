@@ -7,7 +7,6 @@ marked in it.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,15 +114,6 @@ def texts(message: Mapping[str, Any], tools: dict[str, str]) -> Iterator[tuple[s
     for key, value in message.items():
         if key not in _KNOWN and value not in (None, "", [], {}):
             yield "other", key, pretty(value)
-
-
-def common_beginning(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """How many messages two conversations have in common before they part; ids of calls and who speaks of a message do not count."""
-
-    def content(message: Message) -> tuple[Any, ...]:
-        return message.role, [(part.kind, part.title, part.text) for part in message.parts]
-
-    return sum(1 for _ in itertools.takewhile(lambda pair: content(pair[0]) == content(pair[1]), zip(one, other, strict=False)))
 
 
 def pretty(value: Any) -> str:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import google_crc32c
 import zstandard
 
-from rl.trajectory import Trajectory, TrajectoryError
+from rl.trajectory import ARRAYS, Trajectory, TrajectoryError
 from trace_jax.errors import InputError
 from trace_jax.rollout_index import entry
 from trace_jax.workdir import Workdir
 
 _KEPT = 256 << 20  # bytes of decompressed shards
-_ARRAYS = re.compile(rb',"(?:tokens|loss_mask|logprobs|turns|versions|slots|experts)":\[[\d\[\],.eE+-]*\]')
+_ARRAYS = re.compile(rb',"(?:%s)":\[[\d\[\],.eE+-]*\]' % "|".join(ARRAYS).encode())
 _MASK = re.compile(rb',"loss_mask":\[([01,]*)\]')
 _FIX = "remove its folder and roll out again"
 

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from rl.trajectory import Trajectory
 from trace_jax.report.text import visible
-from trace_jax.report.trajectories import DIGITS, majority
+from trace_jax.report.trajectories import DIGITS, majority, sampled_share
 
 MOST = 4_000  # tokens, unless all are asked for
 
@@ -54,8 +54,7 @@ def shown_tokens(
         layer = layer if layer is not None and 0 <= layer < layers else None
         slots = [*slots, *(f"slot {n}" for n in range(len(slots), int(stored.max(initial=0)) + 1))]
         chosen = majority(stored, len(slots)) if layer is None else stored[:, layer]
-        sampled = stored[t.loss_mask > 0] if layer is None else stored[t.loss_mask > 0, layer]
-        share = [(name, float((sampled == n).mean()) if sampled.size else 0.0) for n, name in enumerate(slots)]
+        share = list(zip(slots, sampled_share([t], len(slots), layer), strict=True))
     span = (t.hint or {}).get("token_span")
     hinted = range(*span) if isinstance(span, list) and [type(end) for end in span] == [int, int] else range(0)
     parts = []

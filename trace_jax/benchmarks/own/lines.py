@@ -17,13 +17,13 @@ from typing import Any
 import zstandard
 
 from rl.trajectory import Trajectory, TrajectoryError
+from trace_jax.benchmarks import TOLERANCE
 from trace_jax.benchmarks.own.checks import Misshapen, parse_checks, parse_messages
 from trace_jax.errors import InputError
 
 SUFFIXES = (".jsonl", ".jsonl.zst")
 _NEEDED = ("id", "task_id", "environment", "messages")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half a sign, where a text was cut in it: no file could hold it, U+FFFD stands for it
-_TOLERANCE = 1e-6  # graders compute rewards in floating point
 
 
 def recognises(path: pathlib.Path) -> bool:
@@ -56,10 +56,10 @@ def read(path: pathlib.Path) -> Iterator[Trajectory]:
             data.setdefault("trial", trials[key])
             trials[key] += 1
             if data.get("reward") is not None:
-                data.setdefault("success", data["reward"] >= 1.0 - _TOLERANCE)
+                data.setdefault("success", data["reward"] >= 1.0 - TOLERANCE)
             try:
                 yield Trajectory.from_json(data)
-            except (TrajectoryError, TypeError, ValueError) as error:
+            except TrajectoryError as error:
                 raise InputError(f"{where}: {error}; see 'trajectory lines' in docs/own_benchmark.md") from error
     if not seen:
         raise InputError(f"{path}: no trajectory in it, or it is cut short; write it again")

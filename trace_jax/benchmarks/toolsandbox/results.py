@@ -17,12 +17,12 @@ from typing import Any
 
 from rl.trajectory import StopReason, Trajectory
 from trace_jax.agents.redaction import redact
+from trace_jax.benchmarks import TOLERANCE
 from trace_jax.benchmarks.toolsandbox import splits
 from trace_jax.benchmarks.toolsandbox.milestones import checks
 from trace_jax.errors import InputError
 
 SUMMARY = "result_summary.json"
-_TOLERANCE = 1e-6
 _LARGEST = 256 * 2**20  # bytes of a summary; 1,032 scenarios with tracebacks take 3 MB
 
 # Exceptions of the clients of model APIs, of HTTP and of the machine, which no turn of an agent causes. A tool that raises one does not
@@ -137,9 +137,9 @@ def _trajectory(row: Mapping[str, Any], folder: pathlib.Path, agent: str, succes
         **common,
         messages=messages,
         reward=reward,
-        success=reward >= success - _TOLERANCE,
+        success=reward >= success - TOLERANCE,
         stop_reason=stop,
-        checks=checks(row, conversation, messages, success - _TOLERANCE),
+        checks=checks(row, conversation, messages, success - TOLERANCE),
     )
 
 
@@ -166,7 +166,7 @@ def _messages_of_context(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def _similarity(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -_TOLERANCE <= value <= 1 + _TOLERANCE:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -TOLERANCE <= value <= 1 + TOLERANCE:
         raise InputError(f"{where}.similarity: {value!r} is not a number in [0, 1]")
     return min(max(float(value), 0.0), 1.0)
 
